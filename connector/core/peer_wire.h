@@ -27,7 +27,8 @@ struct LeaseRequest {
   std::vector<Shard> shards = {};
   bool wants_frames = false;  // true if the reader has frames of GPU memory, into which it can pull the holder's frames
   std::uint64_t push = 0;     // the push that announced these chunks to the reader (PushVerdict::kPulled); 0: none
-  KVFERRY_FIELDS(fingerprint, keys, handoff, shards, wants_frames, push);
+  std::vector<ShardParts> parts = {};  // [rank] of the reader; empty: its chunks are described by `shards` alone
+  KVFERRY_FIELDS(fingerprint, keys, handoff, shards, wants_frames, push, parts);
 };
 
 struct LeasedChunk {

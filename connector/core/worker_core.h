@@ -35,7 +35,7 @@ struct PullOrder {
   std::vector<PullItem> items;
   std::vector<PullSource> sources = {};  // ranks of the other node to read from; empty: only the rank at remote_address
   std::vector<ShardRun> runs = {};       // runs to read for each chunk; ShardRun::holder is an index into `sources`
-  std::uint64_t num_cells = 0;           // number of cells (shard_map.h) in a chunk of this rank
+  std::uint64_t num_cells = 0;           // number of cells or bytes (shard_map.h) in a chunk of this rank
   std::string remote_frames = {};        // exported region of the frames at remote_address; empty: no frames
   std::uint64_t remote_frame_bytes = 0;  // size of a frame of GPU memory at remote_address
   KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells, remote_frames,

@@ -153,11 +153,51 @@ std::vector<std::string> shard_map_seeds() {
           encode(Shapes{{{0, 4, 0, 4}}, {{0, 2, 0, 4}, {2, 2, 0, 2}, {2, 2, 2, 2}}})};
 }
 
+struct PartedShapes {
+  std::vector<ShardParts> readers, holders;
+  KVFERRY_FIELDS(readers, holders);
+};
+
+void run_shard_parts(std::string_view bytes) {
+  const Result<PartedShapes> shapes = decode<PartedShapes>(bytes, "shapes");
+  if (!shapes) return;
+  const Result<ShardMap> map = map_parts(shapes->readers, shapes->holders);
+  if (!map) return;
+  KVFERRY_CHECK(map->size() == shapes->readers.size(), "a reader without a map");
+  for (std::size_t reader = 0; reader < map->size(); ++reader) {
+    std::uint64_t end = 0, read = 0, wanted = 0;
+    for (const ShardRun& run : (*map)[reader]) {
+      KVFERRY_CHECK(run.target >= end && run.cells > 0 && run.holder < shapes->holders.size(), "runs out of order");
+      const std::uint64_t there = shapes->holders[run.holder].num_bytes();
+      KVFERRY_CHECK(run.cells <= there && run.source <= there - run.cells, "a run outside of the holder's chunk");
+      end = run.target + run.cells;
+      read += run.cells;
+    }
+    const ShardParts& rank = shapes->readers[reader];
+    for (const std::uint32_t kind : rank.kinds)
+      for (const LayerPart& part : rank.parts[kind]) wanted += part.whole == 0 ? 0 : part.bytes;
+    KVFERRY_CHECK(read == wanted && end <= rank.num_bytes(), "a chunk that is not filled");
+  }
+}
+
+std::vector<std::string> shard_parts_seeds() {
+  const auto rank = [](std::uint64_t tp_rank, std::uint64_t tp_size) {
+    const std::uint64_t divided = 48 / tp_size;
+    return ShardParts{0,
+                      {0, 1},
+                      {{{128, tp_rank * 128 / tp_size, 128 / tp_size}},
+                       {{48, tp_rank * divided, divided}, {8, 0, 8}, {0, 0, 128 / tp_size - divided - 8}}}};
+  };
+  return {encode(PartedShapes{{rank(0, 1)}, {rank(0, 2), rank(1, 2)}}),
+          encode(PartedShapes{{rank(0, 2), rank(1, 2)}, {rank(0, 1)}})};
+}
+
 }  // namespace
 
 const std::vector<Target> kBaseTargets = {{"addresses", run_addresses, address_seeds},
                                           {"settings", run_settings, settings_seeds},
                                           {"cluster_key", run_cluster_key, cluster_key_seeds},
-                                          {"shard_map", run_shard_map, shard_map_seeds}};
+                                          {"shard_map", run_shard_map, shard_map_seeds},
+                                          {"shard_parts", run_shard_parts, shard_parts_seeds}};
 
 }  // namespace kvferry::fuzz

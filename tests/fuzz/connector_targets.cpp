@@ -46,18 +46,26 @@ std::vector<std::string> node_message_seeds() {
 const std::vector<RankEndpoint> kHere = {{"address 0", "region 0", 256, {0, 2, 0, 2}},
                                          {"address 1", "region 1", 256, {0, 2, 2, 2}}};
 
-void run_shapes(std::string_view bytes) {
-  RunChecksums checksums(shards_of(kHere));
+/// The same ranks, of a model whose second layer has a state, a quarter of which is padding.
+std::vector<RankEndpoint> here_with_parts() {
+  std::vector<RankEndpoint> ranks = kHere;
+  for (std::uint64_t rank = 0; rank < 2; ++rank)
+    ranks[rank].parts = {0, {0, 1}, {{{256, rank * 128, 128}}, {{192, rank * 96, 96}, {0, 0, 32}}}};
+  return ranks;
+}
+
+void run_shapes_of(const std::vector<RankEndpoint>& here, std::string_view bytes) {
+  RunChecksums checksums(shards_of(here), parts_of(here));
   Cutter cutter(bytes);
   for (TimeNs now = kSecond; !cutter.empty(); now += 100 * kMillisecond) {
     if (auto answer = decode<LeaseAnswer>(cutter.part(), "answer")) {
-      const Result<ShardMap> map = fit_answer(kHere, *answer);
+      const Result<ShardMap> map = fit_answer(here, *answer);
       if (map) {
         StartPull pull;
         for (const LeasedChunk& chunk : answer->reply.chunks)
           pull.items.push_back({chunk.chunk, {0, 1}, 8, chunk.checksums, chunk.run_checksums});
-        for (std::uint32_t rank = 0; rank < kHere.size(); ++rank)
-          (void)order_for(rank, pull, kHere, answer->ranks, *map, now);
+        for (std::uint32_t rank = 0; rank < here.size(); ++rank)
+          (void)order_for(rank, pull, here, answer->ranks, *map, now);
       }
     }
     if (const auto request = decode<LeaseRequest>(cutter.part(), "request")) {
@@ -74,13 +82,25 @@ void run_shapes(std::string_view bytes) {
   KVFERRY_CHECK(checksums.num_waiting() == 0, "an answer that waits for ever");
 }
 
+void run_shapes(std::string_view bytes) {
+  run_shapes_of(kHere, bytes);
+  run_shapes_of(here_with_parts(), bytes);
+}
+
 std::vector<std::string> shape_seeds() {
   LeaseAnswer same{{1, "", {{0, {1, 7}, 8, {11, 12}, 0, {}}}}, kHere};
   LeaseAnswer other{{1, "", {{0, {1, 7}, 8, {11}, 0, {{1, 2}, {3, 4}}}}}, {{"address", "region", 512, {0, 2, 0, 4}}}};
   const LeaseRequest request{"fingerprint", {ChunkKey{}}, "", {{0, 2, 0, 4}}};
   const ChecksumOutcome outcome{1, 0, 0, true, {1}};
-  return {as_part(encode(same)) + as_part(encode(request)) + as_part(encode(outcome)) + as_part(encode(other)) +
-          as_part("") + as_part(encode(ChecksumOutcome{1, 1, 0, true, {1}}))};
+  const ShardParts whole{0, {0, 1}, {{{256, 0, 256}}, {{192, 0, 192}, {0, 0, 64}}}};
+  LeaseAnswer parted = other;
+  parted.ranks[0].parts = whole;
+  parted.reply.chunks[0].run_checksums = {{1, 2}, {3, 4}};
+  const LeaseRequest parted_request{"fingerprint", {ChunkKey{}}, "", {{0, 2, 0, 4}}, false, 0, {whole}};
+  return {as_part(encode(parted)) + as_part(encode(parted_request)) + as_part(encode(outcome)) + as_part("") +
+              as_part("") + as_part(encode(ChecksumOutcome{1, 1, 0, true, {1, 2, 3}})),
+          as_part(encode(same)) + as_part(encode(request)) + as_part(encode(outcome)) + as_part(encode(other)) +
+              as_part("") + as_part(encode(ChecksumOutcome{1, 1, 0, true, {1}}))};
 }
 
 // ---- a scheduler core: the input has envelopes from any node, in the form in which the node's links pass them on ----

@@ -14,7 +14,10 @@ constexpr Shard kShard{0, 2, 0, 4};
 const std::vector<std::uint64_t> kSums = {11};
 const std::vector<std::vector<std::uint64_t>> kRunSums = {{12, 13}};
 
-RankEndpoint rank() { return {"address", "region", 256, kShard, "frames", 256}; }
+/// Two layers of 128 bytes: KV, and a state of one divided part and padding.
+ShardParts parts() { return {0, {0, 1}, {{{256, 128, 128}}, {{192, 96, 96}, {0, 0, 32}}}}; }
+
+RankEndpoint rank() { return {"address", "region", 256, kShard, "frames", 256, parts()}; }
 
 ChunkRef chunk() { return {1, 7}; }
 
@@ -124,7 +127,7 @@ std::vector<AnyMessage> examples_between_nodes() {
   Revoked revoked;
   static_cast<Revocation&>(revoked) = revocation;
   std::vector<AnyMessage> examples = {
-      LeaseRequest{"fingerprint", keys_of(0, 3), "request", {kShard}, true},
+      LeaseRequest{"fingerprint", keys_of(0, 3), "request", {kShard}, true, 0, {parts()}},
       LeaseAnswer{{1, "", {{0, chunk(), 8, kSums, 0, kRunSums, {3, kNoFrame}}}}, {rank()}},
       release,
       PullOrder{2, "address", "region", 100, {item}},

@@ -245,9 +245,10 @@ class KvLayout:
     def __init__(self, *, layers: Sequence[tuple[str, int, tuple[int, int, int, int, int], tuple[int, int, int, int, int]]], num_kv_heads: int, head_dim: int, element_bytes: int, planes: int, block_tokens: int, num_blocks: int) -> None: ...
 
 class WorkerNode:
-    def __init__(self, *, extra_json: str, rank: int, label: str, layouts: Sequence[KvLayout], gpu: int = -1, shard: tuple[int, int, int, int] | None = None, types: Sequence[tuple[str, str]] = []) -> None:
+    def __init__(self, *, extra_json: str, rank: int, label: str, layouts: Sequence[KvLayout], gpu: int = -1, shard: tuple[int, int, int, int] | None = None, types: Sequence[tuple[str, str]] = [], parts: tuple[int, Sequence[int], Sequence[Sequence[tuple[int, int, int]]]] | None = None) -> None:
         """
         types: for each layout, the types of its elements in blocks and in chunks; empty: they are equal.
+        parts: the rank's first layer, the kind of each of its layers, and of each kind the parts: their bytes on all ranks together (0: padding), the place of the rank's first byte, and the number of the rank's bytes. None: `shard` says all.
         """
 
     def handshake(self) -> bytes: ...

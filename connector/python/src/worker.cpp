@@ -37,6 +37,20 @@ ElementType element_type(const std::string& name) {
       fmt::format("the element type is '{}'; allowed: bfloat16, float16, float32, fp8_e4m3, fp8_e5m2", name).c_str());
 }
 
+/// first layer; [layer] its kind; [kind][part] bytes on all ranks together, place of the rank's first byte, rank's
+/// bytes
+using Parts = std::tuple<std::uint32_t, std::vector<std::uint32_t>,
+                         std::vector<std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>>>;
+ShardParts parts_from(const Parts& from) {
+  const auto& [first_layer, kinds, parts] = from;
+  ShardParts made{first_layer, kinds, {}};
+  for (const auto& kind : parts) {
+    std::vector<LayerPart>& to = made.parts.emplace_back();
+    for (const auto& [whole, first, bytes] : kind) to.push_back({whole, first, bytes});
+  }
+  return made;
+}
+
 using Layers = std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>;
 
 struct PyWorker {
@@ -45,7 +59,7 @@ struct PyWorker {
   PyWorker(const std::string& extra_json, std::uint32_t rank, std::string label, std::vector<KvLayout> layouts,
            std::int32_t gpu,
            const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>& shard,
-           const std::vector<std::pair<std::string, std::string>>& types) {
+           const std::vector<std::pair<std::string, std::string>>& types, const std::optional<Parts>& parts) {
     std::vector<ChunkFormat> formats;
     for (const auto& [cache, chunk] : types) formats.push_back({{}, element_type(cache), element_type(chunk), {}});
     const nb::gil_scoped_release unlocked;
@@ -53,6 +67,7 @@ struct PyWorker {
     if (gpu >= 0) options.gpu = unwrap(open_gpu(gpu));
     options.formats = std::move(formats);
     if (shard) options.shard = std::apply([](auto... each) { return Shard{each...}; }, *shard);
+    if (parts) options.parts = parts_from(*parts);
     node = unwrap(WorkerNode::start(std::move(options)));
   }
 
@@ -84,10 +99,13 @@ void bind_worker(nb::module_& m) {
   nb::class_<PyWorker>(m, "WorkerNode")
       .def(nb::init<const std::string&, std::uint32_t, std::string, std::vector<KvLayout>, std::int32_t,
                     const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>&,
-                    const std::vector<std::pair<std::string, std::string>>&>(),
+                    const std::vector<std::pair<std::string, std::string>>&, const std::optional<Parts>&>(),
            nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layouts"_a, "gpu"_a = -1, "shard"_a = nb::none(),
-           "types"_a = std::vector<std::pair<std::string, std::string>>{},
-           "types: for each layout, the types of its elements in blocks and in chunks; empty: they are equal.")
+           "types"_a = std::vector<std::pair<std::string, std::string>>{}, "parts"_a = nb::none(),
+           "types: for each layout, the types of its elements in blocks and in chunks; empty: they are equal.\n"
+           "parts: the rank's first layer, the kind of each of its layers, and of each kind the parts: their bytes on "
+           "all ranks together (0: padding), the place of the rank's first byte, and the number of the rank's bytes. "
+           "None: `shard` says all.")
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
       // `stream` is torch's cuda_stream: a cudaStream_t as a number, 0 for the default stream.
       .def(

@@ -49,7 +49,7 @@ class LeaseLinks {
 
   const LinkParts& parts_;
   std::vector<Shard> shards_ = shards_of(parts_.ranks);  // [rank]
-  RunChecksums run_checksums_{shards_};
+  RunChecksums run_checksums_{shards_, parts_of(parts_.ranks)};
   FrameLeases frames_;
   std::vector<Request> waiting_;
 };

@@ -25,9 +25,8 @@ struct Envelope {
   std::uint32_t type = 0;
   std::uint64_t id = 0;  // number that a node gives its request to another node; the answer repeats it
   std::string body;
-  /// Versions that the sender speaks; 0, 0: an older sender that speaks only `version`.
-  std::uint32_t oldest = 0, newest = 0;
-  std::string release{};  // the sender's kvferry version
+  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; 0, 0: only `version`, as an older sender
+  std::string release{};                 // the sender's kvferry version
   KVFERRY_FIELDS(version, type, id, body, oldest, newest, release);
 };
 
@@ -47,7 +46,8 @@ struct RankEndpoint {
   Shard shard = {};               // has no layers if the sender's version is too old to send a shard
   std::string frames_region{};    // exported region of the rank's GPU frames; empty: it has none that transfers reach
   std::uint64_t frame_bytes = 0;  // size of a frame
-  KVFERRY_FIELDS(transport_address, pool_region, chunk_bytes, shard, frames_region, frame_bytes);
+  ShardParts parts = {};          // has no layers if the rank's chunks are described by `shard` alone
+  KVFERRY_FIELDS(transport_address, pool_region, chunk_bytes, shard, frames_region, frame_bytes, parts);
 };
 
 /// A message that is a bare number instead of an array of fields.
@@ -102,7 +102,7 @@ struct ChecksumOrder {
     KVFERRY_FIELDS(chunk, num_tokens, checksum);
   };
   std::uint64_t order = 0;
-  std::uint64_t num_cells = 0;  // number of cells (one layer, one KV head) in a chunk of this rank
+  std::uint64_t num_cells = 0;  // as PullOrder::num_cells, for a chunk of this rank
   std::vector<ShardRun> runs;   // sorted by ShardRun::source; runs may overlap, but not much (RunChecksums)
   std::vector<Item> items;
   std::int64_t timeout_ms = 0;  // time after which the scheduler ignores the outcome

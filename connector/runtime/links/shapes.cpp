@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t kMapsKept = 64;  // limit on the entries in maps_; beyond this limit all entries are removed
 // Limit on the runs in all entries of maps_ together, which then take at most 32 MiB (a ShardRun has 32 bytes). Beyond
-// this limit all entries are removed.
+// this limit all entries are removed. One entry has at most 2^20 runs, and as many layers and parts.
 constexpr std::size_t kRunsKept = 1 << 20;
 constexpr std::size_t kWaitingMax = 256;  // limit on waiting_; beyond this limit requests are refused
 // Limit on how often a rank reads its chunk to hash the runs of one reader. The runs of a real reader do not overlap,
@@ -31,6 +31,9 @@ bool same_cell_bytes(const RankEndpoint& a, const RankEndpoint& b) {
          a.chunk_bytes / a_cells == b.chunk_bytes / b_cells;
 }
 
+constexpr const char* kNoParts =
+    "one of the two nodes does not say which parts of the layers' states its ranks have; both need a version of "
+    "kvferry that does, or the same tensor parallel size";
 constexpr const char* kOldHolder =
     "; the holder's version of kvferry serves only nodes with its own number of ranks and its own chunk size";
 
@@ -54,6 +57,26 @@ std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks) {
   return shards;
 }
 
+std::vector<ShardParts> parts_of(const std::vector<RankEndpoint>& ranks) {
+  std::vector<ShardParts> parts;
+  for (const RankEndpoint& rank : ranks) parts.push_back(rank.parts);
+  const bool has_any = std::ranges::any_of(parts, [](const ShardParts& rank) { return !rank.kinds.empty(); });
+  return has_any ? parts : std::vector<ShardParts>();
+}
+
+Result<void> check_ranks(const std::vector<RankEndpoint>& ranks) {
+  KVFERRY_TRY(check_shards(shards_of(ranks)));
+  const std::vector<ShardParts> parts = parts_of(ranks);
+  if (parts.empty()) return {};
+  KVFERRY_TRY(check_parts(parts));
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    if (parts[rank].num_bytes() != ranks[rank].chunk_bytes)
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("the parts of rank {} have {} bytes, but its chunks have {}; both must be equal", rank,
+                               parts[rank].num_bytes(), ranks[rank].chunk_bytes)};
+  return {};
+}
+
 Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& answer) {
   const std::vector<RankEndpoint>& there = answer.ranks;
   const auto refuse = [](std::string why) { return Error{ErrorCode::kRefused, std::move(why)}; };
@@ -73,10 +96,14 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
     }
     return ShardMap{};
   }
-  Result<ShardMap> map = map_shards(ours, theirs);
+  const std::vector<ShardParts> our_parts = parts_of(here), their_parts = parts_of(there);
+  const bool has_parts = !our_parts.empty() || !their_parts.empty();
+  if (has_parts && (our_parts.empty() || their_parts.empty())) return refuse(kNoParts);
+  if (const auto fits = has_parts ? check_ranks(there) : Result<void>(); !fits) return refuse(fits.error().what);
+  Result<ShardMap> map = has_parts ? map_parts(our_parts, their_parts) : map_shards(ours, theirs);
   if (!map) return refuse(map.error().what);
   for (const RankEndpoint& rank : there) {
-    if (!same_cell_bytes(here[0], rank))
+    if (!has_parts && !same_cell_bytes(here[0], rank))
       return refuse(fmt::format(
           "the holder's chunk of {} layers and {} heads has {} bytes, which does not fit this node's chunk "
           "of {} layers and {} heads, which has {} bytes; both need the same number of bytes for each layer "
@@ -102,7 +129,7 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
     order.remote_frame_bytes = there[rank].frame_bytes;
     return order;
   }
-  order.num_cells = here[rank].shard.num_cells();
+  order.num_cells = here[rank].parts.kinds.empty() ? here[rank].shard.num_cells() : here[rank].chunk_bytes;
   order.runs = map[rank];
   std::map<std::uint32_t, std::uint32_t> source_of;  // [holder's rank] index in order.sources
   for (ShardRun& run : order.runs) {
@@ -129,29 +156,41 @@ Result<void> RunChecksums::check_reads(const ShardMap& map) const {
     std::uint64_t num_cells = 0;
     const auto end = std::unique(hashed[rank].begin(), hashed[rank].end());
     std::for_each(hashed[rank].begin(), end, [&](const auto& run) { num_cells += run.second; });
-    if (num_cells <= kReadsMax * here_[rank].num_cells()) continue;
+    if (num_cells <= kReadsMax * this->num_cells(rank)) continue;
     return Error{ErrorCode::kRefused,
                  fmt::format("the parts of the model that the reading node's ranks hold overlap too much: rank {} of "
-                             "the holder would have to hash {} cells (heads of a layer) of a chunk of {}; at most {} "
-                             "times as many as the chunk has are allowed",
-                             rank, num_cells, here_[rank].num_cells(), kReadsMax)};
+                             "the holder would have to hash {} {} of a chunk of {}; at most {} times as many as the "
+                             "chunk has are allowed",
+                             rank, num_cells, parts_.empty() ? "cells (heads of a layer)" : "bytes",
+                             this->num_cells(rank), kReadsMax)};
   }
   return {};
 }
 
-Result<std::shared_ptr<const ShardMap>> RunChecksums::map_for(const std::vector<Shard>& readers) {
+Result<std::shared_ptr<const ShardMap>> RunChecksums::map_for(const LeaseRequest& request) {
+  Readers readers{request.shards, request.parts};
   if (const auto found = maps_.find(readers); found != maps_.end()) return found->second;
-  Result<ShardMap> map = map_shards(readers, here_);
+  if (parts_.empty() != request.parts.empty()) return Error{ErrorCode::kRefused, kNoParts};
+  if (!parts_.empty() && request.parts.size() != request.shards.size())
+    return Error{ErrorCode::kRefused,
+                 fmt::format("the reading node has {} ranks, but says of {} which parts they have; it must say so of "
+                             "each",
+                             request.shards.size(), request.parts.size())};
+  Result<ShardMap> map = parts_.empty() ? map_shards(request.shards, here_) : map_parts(request.parts, parts_);
   if (!map) return Error{ErrorCode::kRefused, map.error().what};
   KVFERRY_TRY(check_reads(*map));
   std::size_t num_runs = 0;
   for (const std::vector<ShardRun>& runs : *map) num_runs += runs.size();
-  if (maps_.size() >= kMapsKept || num_runs > kRunsKept - num_runs_kept_) {
+  for (const ShardParts& rank : request.parts) {  // these are kept too, and count as runs
+    num_runs += rank.kinds.size();
+    for (const std::vector<LayerPart>& kind : rank.parts) num_runs += kind.size();
+  }
+  if (maps_.size() >= kMapsKept || num_runs_kept_ + num_runs > kRunsKept) {
     maps_.clear();
     num_runs_kept_ = 0;
   }
   num_runs_kept_ += num_runs;
-  return maps_[readers] = std::make_shared<const ShardMap>(std::move(*map));
+  return maps_[std::move(readers)] = std::make_shared<const ShardMap>(std::move(*map));
 }
 
 Result<void> RunChecksums::check(const LeaseRequest& request) {
@@ -167,13 +206,13 @@ Result<void> RunChecksums::check(const LeaseRequest& request) {
             "the holder has {} lease requests that wait for checksums, because their nodes have other tensor or "
             "pipeline parallelism; it allows no more",
             waiting_.size())};
-  KVFERRY_TRY(map_for(request.shards));
+  KVFERRY_TRY(map_for(request));
   return {};
 }
 
 std::vector<RunChecksums::RankOrder> RunChecksums::begin(Asker asker, const LeaseRequest& request, LeaseAnswer answer,
                                                          TimeNs now, TimeNs patience) {
-  Waiting waiting{std::move(asker), std::move(answer), {}, map_for(request.shards).value(), {}, {}, now + patience};
+  Waiting waiting{std::move(asker), std::move(answer), {}, map_for(request).value(), {}, {}, now + patience};
   for (const LeasedChunk& chunk : waiting.answer.reply.chunks) waiting.keys.push_back(request.keys.at(chunk.index));
   for (const std::vector<ShardRun>& runs : *waiting.map) {
     for (const ShardRun& run : runs)
@@ -187,7 +226,7 @@ std::vector<RunChecksums::RankOrder> RunChecksums::begin(Asker asker, const Leas
       part.runs.push_back({rank, run.first, 0, run.second});
     }
     if (waiting.answer.reply.chunks.empty()) continue;
-    ChecksumOrder order{last_order_, here_[rank].num_cells(), part.runs, {}, patience / kMillisecond, rank};
+    ChecksumOrder order{last_order_, num_cells(rank), part.runs, {}, patience / kMillisecond, rank};
     for (const LeasedChunk& chunk : waiting.answer.reply.chunks)
       order.items.push_back({chunk.chunk, chunk.num_tokens, chunk.checksums.at(rank)});
     orders.push_back({rank, std::move(order)});

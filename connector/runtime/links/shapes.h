@@ -16,6 +16,10 @@
 namespace kvferry {
 
 std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks);
+/// Returns the ranks' parts; an empty vector if the chunks of all ranks are described by shards alone.
+std::vector<ShardParts> parts_of(const std::vector<RankEndpoint>& ranks);
+/// Checks what a node says of its own ranks.
+Result<void> check_ranks(const std::vector<RankEndpoint>& ranks);
 
 // ---- the reader ----
 /// Returns how the ranks `here` read the chunks leased by `answer`; an empty map if both nodes have the same shape, or
@@ -32,8 +36,9 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
 /// pull. A run that is a whole chunk needs no hashing: its checksum is known.
 class RunChecksums {
  public:
-  /// `here`: this node's shards.
-  explicit RunChecksums(std::vector<Shard> here) : here_(std::move(here)) {}
+  /// `here`: this node's shards. `parts`: the result of parts_of() for this node.
+  explicit RunChecksums(std::vector<Shard> here, std::vector<ShardParts> parts = {})
+      : here_(std::move(here)), parts_(std::move(parts)) {}
 
   /// Returns true if the reader has another shape than this node, so that it needs checksums of runs.
   bool is_needed(const LeaseRequest& request) const { return !request.shards.empty() && request.shards != here_; }
@@ -76,14 +81,20 @@ class RunChecksums {
   };
   /// Checks that no rank has to hash much more than its own chunk. The error is a sentence for the reader.
   Result<void> check_reads(const ShardMap& map) const;
-  Result<std::shared_ptr<const ShardMap>> map_for(const std::vector<Shard>& readers);
-  bool is_whole(const ShardRun& run) const { return run.cells == here_[run.holder].num_cells(); }
+  Result<std::shared_ptr<const ShardMap>> map_for(const LeaseRequest& request);
+  /// Returns the number of cells of a rank's chunk or, if the rank is described by parts, of its bytes.
+  std::uint64_t num_cells(std::uint32_t rank) const {
+    return parts_.empty() ? here_[rank].num_cells() : parts_[rank].num_bytes();
+  }
+  bool is_whole(const ShardRun& run) const { return run.cells == num_cells(run.holder); }
   Ready finish(Waiting waiting) const;
 
   std::vector<Shard> here_;
-  std::map<std::vector<Shard>, std::shared_ptr<const ShardMap>> maps_;  // keyed by the readers' shards
-  std::size_t num_runs_kept_ = 0;                                       // number of runs in maps_
-  std::map<std::uint64_t, Waiting> waiting_;                            // keyed by ChecksumOrder::order
+  std::vector<ShardParts> parts_;
+  using Readers = std::pair<std::vector<Shard>, std::vector<ShardParts>>;
+  std::map<Readers, std::shared_ptr<const ShardMap>> maps_;
+  std::size_t num_runs_kept_ = 0;             // number of runs in maps_
+  std::map<std::uint64_t, Waiting> waiting_;  // keyed by ChecksumOrder::order
   std::uint64_t last_order_ = 0;
 };
 

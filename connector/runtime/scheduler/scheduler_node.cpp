@@ -5,6 +5,7 @@
 #include <random>
 #include <utility>
 
+#include "connector/runtime/links/shapes.h"
 #include "connector/runtime/net_address.h"
 #include "controller/api/endpoint.h"
 #include "transport/base/check.h"
@@ -125,9 +126,9 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   if (workers.empty())
     return Error{ErrorCode::kInvalidArgument,
                  "vLLM has passed on no handshake of a worker; one of each rank is needed"};
-  std::vector<Shard> shards;
-  for (const WorkerHello& worker : workers) shards.push_back(worker.endpoint.shard);
-  if (auto ok = check_shards(shards); !ok)
+  std::vector<RankEndpoint> ranks;
+  for (const WorkerHello& worker : workers) ranks.push_back(worker.endpoint);
+  if (auto ok = check_ranks(ranks); !ok)
     return std::move(ok).error().with("kvferry can't serve the parts of the model that the workers hold");
   CoreConfig config;
   const ConnectorConfig& from = options_.config;

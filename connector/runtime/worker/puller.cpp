@@ -14,9 +14,9 @@ Result<void> Puller::check(const PullOrder& order) const {
     return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} is not valid: {}", order.pull, what)};
   };
   for (const PullItem& item : order.items)
-    if (!parts_.fits(item.local, item.num_tokens))
-      return bad(fmt::format("it writes {} tokens into slot {}, but there are {} slots of up to {} tokens",
-                             item.num_tokens, item.local.slot, parts_.pool.size() / parts_.slot_bytes,
+    if (!parts_.fits(item.local, item.num_tokens) || !parts_.divides(item.num_tokens, order.num_cells))
+      return bad(fmt::format("it writes {} tokens into slot {} in {} cells, but there are {} slots of up to {} tokens",
+                             item.num_tokens, item.local.slot, order.num_cells, parts_.pool.size() / parts_.slot_bytes,
                              parts_.slot_bytes / parts_.bytes_per_token));
   if (order.sources.empty()) return {};
   for (const ShardRun& run : order.runs) {
@@ -87,6 +87,7 @@ Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces
   const PullSource only{order.remote_address, in_frames ? order.remote_frames : order.remote_region,
                         in_frames ? order.remote_frame_bytes : parts_.slot_bytes};
   const std::span<const PullSource> sources = pull->has_runs() ? std::span(order.sources) : std::span(&only, 1);
+  if (pull->has_runs()) parts_.clear_gaps(item.local, item.num_tokens, runs, order.num_cells);
   pull->ok[index] = true;
   for (std::size_t r = 0; r < runs.size(); ++r) {
     const ShardRun& run = runs[r];
@@ -236,7 +237,7 @@ void Puller::close(const Piece& piece, const std::vector<bool>& ok, const Comple
 std::uint64_t Puller::checksum_of(const Pull& pull, std::size_t index) const {
   const PullItem& item = pull.order.items[index];
   if (!pull.has_runs()) return item.checksums[parts_.core.rank()];
-  if (pull.order.runs.size() == 1) return item.run_checksums[0][0];
+  if (pull.order.runs.size() == 1 && pull.order.runs[0].cells == pull.order.num_cells) return item.run_checksums[0][0];
   return chunk_checksum(parts_.chunk_bytes(item.local, item.num_tokens));
 }
 

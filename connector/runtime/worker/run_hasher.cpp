@@ -40,6 +40,7 @@ ChecksumOutcome RunHasher::hash(const Job& job) const {
   ChecksumOutcome outcome{job.order.order, job.order.rank, job.next, false, {}};
   const std::uint64_t bytes = item.num_tokens * parts_.bytes_per_token;
   if (!parts_.core.readable(item.chunk) || !parts_.fits(item.chunk, item.num_tokens)) return outcome;
+  if (!parts_.divides(item.num_tokens, job.order.num_cells)) return outcome;
   const std::span<const std::byte> chunk = parts_.chunk_bytes(item.chunk, item.num_tokens);
   const std::uint64_t cell_bytes = bytes / job.order.num_cells;
   // The bytes of a run are hashed for the run, and right after that for the whole chunk, while they may still be in the

@@ -65,6 +65,17 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   const bool has_default_pool = options.config.pool_bytes == 0;
   if (has_default_pool) options.config.pool_bytes = default_pool_bytes(SharedMemory::available_bytes());
   const std::uint64_t chunk_bytes = token_bytes * options.config.chunk_tokens;
+  if (!options.parts.kinds.empty()) {
+    KVFERRY_TRY(check_parts(std::span(&options.parts, 1)));
+    const std::uint64_t part_bytes = options.parts.num_bytes();
+    if (options.parts.first_layer != options.shard.first_layer || options.parts.kinds.size() != num_layers ||
+        part_bytes != chunk_bytes)
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("rank {} has parts of {} layers from layer {} on with {} bytes in a chunk, but its KV "
+                               "layout has {} layers from layer {} on with {} bytes",
+                               options.rank, options.parts.kinds.size(), options.parts.first_layer, part_bytes,
+                               num_layers, options.shard.first_layer, chunk_bytes)};
+  }
   const std::uint64_t num_slots = options.config.pool_bytes / chunk_bytes;
   if (num_slots < 2 || num_slots > UINT32_MAX) {
     return Error{
@@ -105,6 +116,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
       KVFERRY_TRY(ServiceLoop::start({*node->transport_, *node->store_, node->core_, node->clock_, node->pool_.span(),
                                       node->region_, chunk_bytes, token_bytes, std::move(layer_bytes)}));
   RankEndpoint endpoint{node->transport_->address(), std::move(exported), chunk_bytes, node->options_.shard};
+  endpoint.parts = node->options_.parts;
   if (const auto frames = node->store_->frames()) {
     endpoint.frames_region = KVFERRY_TRY(node->transport_->export_region(frames->region));
     endpoint.frame_bytes = frames->frame_bytes;

@@ -25,6 +25,8 @@ struct WorkerOptions {
   std::vector<KvLayout> layouts;  // each has consecutive layers of one shape; several if the layers differ in shape
   /// The part of the model that the layouts have; a shard without layers: the whole model.
   Shard shard = {};
+  /// Which bytes the rank has of each layer's KV or state; without layers: `shard` says all.
+  ShardParts parts = {};
   std::optional<Gpu> gpu = {};           // the GPU that has the engine's blocks; empty: the blocks are in host memory
   TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
   /// [layout] The types of the layout's elements in blocks and in chunks, with empty `scales` and `heads`. Empty:

@@ -1,6 +1,7 @@
 // The objects that the parts of a worker's service loop share.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -47,7 +48,7 @@ struct WorkerParts {
   ChunkStore& store;
   SharedWorkerCore& core;
   const Clock& clock;
-  std::span<const std::byte> pool;  // memory of all slots
+  std::span<std::byte> pool;  // memory of all slots
   RegionId pool_region;
   std::uint64_t slot_bytes = 0;
   std::uint64_t bytes_per_token = 0;
@@ -57,8 +58,28 @@ struct WorkerParts {
   bool fits(ChunkRef chunk, std::uint32_t num_tokens) const {
     return num_tokens * bytes_per_token <= slot_bytes && chunk.slot < pool.size() / slot_bytes;
   }
-  std::span<const std::byte> chunk_bytes(ChunkRef chunk, std::uint32_t num_tokens) const {
+  /// Returns true if a chunk of that many tokens can be divided into so many cells; 0 stands for no cells.
+  bool divides(std::uint32_t num_tokens, std::uint64_t num_cells) const {
+    return num_cells == 0 || num_tokens * bytes_per_token % num_cells == 0;
+  }
+  std::span<std::byte> chunk_bytes(ChunkRef chunk, std::uint32_t num_tokens) const {
     return pool.subspan(chunk.slot * slot_bytes, num_tokens * bytes_per_token);
+  }
+  /// Clears what no run fills of a chunk that is about to be pulled, such as the padding of states, so that nothing is
+  /// left of the slot's former content.
+  void clear_gaps(ChunkRef to, std::uint32_t num_tokens, std::span<const ShardRun> runs,
+                  std::uint64_t num_cells) const {
+    const std::span<std::byte> chunk = chunk_bytes(to, num_tokens);
+    const std::uint64_t cell_bytes = chunk.size() / num_cells;
+    std::uint64_t done = 0;  // the runs are in the order of the chunk
+    const auto clear_until = [&](std::uint64_t cell) {
+      if (cell > done) std::ranges::fill(chunk.subspan(done * cell_bytes, (cell - done) * cell_bytes), std::byte{0});
+    };
+    for (const ShardRun& run : runs) {
+      clear_until(run.target);
+      done = std::max(done, run.target + run.cells);
+    }
+    clear_until(num_cells);
   }
 };
 

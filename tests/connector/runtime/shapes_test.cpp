@@ -132,6 +132,60 @@ TEST_F(UnlikeNodes, WhatDiffersIsNamed) {
             "the holder has 2 ranks and this node has 1; both need the same number of ranks" + old);
 }
 
+/// Two layers on one rank or on two: KV, and a state of 192 bytes with padding.
+std::vector<RankEndpoint> ranks_with_parts(std::uint32_t num_ranks) {
+  std::vector<RankEndpoint> ranks;
+  for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
+    const std::uint64_t kv = 256 / num_ranks, state = 192 / num_ranks;
+    ranks.push_back({"", "", 2 * kv, shard_of(0, 2, 2, rank, num_ranks)});
+    ranks.back().parts = {0, {0, 1}, {{{256, rank * kv, kv}}, {{192, rank * state, state}, {0, 0, kv - state}}}};
+  }
+  return ranks;
+}
+
+TEST(Shapes, WithStatesNeedTheRanksParts) {
+  const std::vector<RankEndpoint> one = ranks_with_parts(1), two = ranks_with_parts(2);
+  LeaseAnswer answer;
+  const auto why = [&](const std::vector<RankEndpoint>& here, std::vector<RankEndpoint> there) {
+    answer.ranks = std::move(there);
+    const Result<ShardMap> map = fit_answer(here, answer);
+    return map ? std::string() : map.error().what;
+  };
+  EXPECT_EQ(why(one, two), "");
+  EXPECT_EQ(why(two, one), "");
+  const auto changed = [&](auto change) {
+    std::vector<RankEndpoint> ranks = two;
+    change(ranks);
+    return ranks;
+  };
+  const auto says_nothing = changed([](auto& ranks) { ranks[0].parts = ranks[1].parts = {}; });
+  EXPECT_NE(why(one, says_nothing).find("does not say which parts of the layers' states its ranks have"),
+            std::string::npos);
+  EXPECT_NE(why(says_nothing, one).find("does not say which parts of the layers' states its ranks have"),
+            std::string::npos);
+  EXPECT_EQ(
+      why(one, changed([](auto& ranks) { ranks[1].parts = {}; })),
+      "a rank can't have 0 layers of 0 kinds from layer 0 on; allowed: 1 to 4096 layers of at most 1024 kinds from "
+      "layer 0 to 4095 on");
+  EXPECT_EQ(why(one, changed([](auto& ranks) { ranks[1].chunk_bytes = 250; })),
+            "the parts of rank 1 have 256 bytes, but its chunks have 250; both must be equal");
+  EXPECT_EQ(why(one, changed([](auto& ranks) { ranks.pop_back(); })),
+            "no rank of the holding node has byte 128 of part 0 of layer 0 (counted from 0); together the ranks must "
+            "have all of them");
+}
+
+TEST(Shapes, WithStatesAreReadByTheByte) {
+  LeaseAnswer answer;
+  answer.ranks = ranks_with_parts(2);
+  const std::vector<RankEndpoint> here = ranks_with_parts(1);
+  const ShardMap map = fit_answer(here, answer).value();
+  ASSERT_EQ(map.size(), 1u);
+  EXPECT_EQ(map[0], (std::vector<ShardRun>{{0, 0, 0, 128}, {1, 0, 128, 128}, {0, 128, 256, 96}, {1, 128, 352, 96}}));
+  const PullOrder order = order_for(0, {}, here, answer.ranks, map, 0);
+  EXPECT_EQ(order.num_cells, 512u);
+  EXPECT_EQ(order.sources.size(), 2u);
+}
+
 /// RankEndpoint and LeaseRequest as they were before they had shapes.
 struct OldEndpoint {
   std::string address, region;
@@ -199,6 +253,26 @@ TEST(RunChecksums, HashNoChunkManyTimesForAReaderWhoseShardsOverlap) {
   EXPECT_NE(refused.error().what.find("rank 0 of the holder would have to hash 224 cells"), std::string::npos)
       << refused.error().what;
   EXPECT_NE(refused.error().what.find("of a chunk of 16; at most 4 times"), std::string::npos) << refused.error().what;
+}
+
+TEST(RunChecksums, OfChunksWithStatesNeedTheReadersParts) {
+  const std::vector<RankEndpoint> here = ranks_with_parts(2), reader = ranks_with_parts(1);
+  RunChecksums sums(shards_of(here), parts_of(here));
+  LeaseRequest request{"toy", {ChunkKey{}}, "", shards_of(reader)};
+  ASSERT_TRUE(sums.is_needed(request));
+  EXPECT_FALSE(sums.check(request));
+  request.parts = {parts_of(reader)[0], parts_of(reader)[0]};
+  EXPECT_FALSE(sums.check(request));
+  request.parts = parts_of(reader);
+  ASSERT_TRUE(sums.check(request));
+  EXPECT_EQ(sums.num_runs_kept(), 4u + 2 + 3);  // with the layers and parts of the reader, which are kept too
+  EXPECT_FALSE(RunChecksums(shards_of(here)).check(request));
+  LeaseAnswer answer;
+  answer.reply.chunks = {{0, {1, 7}, 8, {11, 12}, 0, {}}};
+  const auto orders = sums.begin({"d", 1, 2}, request, answer, 0, 100);
+  ASSERT_EQ(orders.size(), 2u);
+  EXPECT_EQ(orders[1].order.num_cells, 256u);
+  EXPECT_EQ(orders[1].order.runs, (std::vector<ShardRun>{{1, 0, 0, 128}, {1, 128, 0, 96}}));
 }
 
 TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {
