@@ -148,9 +148,9 @@ def test_states_of_another_kind_or_device_have_another_format() -> None:
                         parallel_config=SimpleNamespace(tensor_parallel_size=ranks))
         for device, ranks in (("cpu", 1), ("cuda", 1), ("cpu", 2))]
     specs = (state(), state(mamba_type=Kind.GDN_ATTN))
-    found = [state_format([full(), spec], node) for node in nodes for spec in specs]
+    found = [state_format([full(), spec], node, None) for node in nodes for spec in specs]
     assert len(set(found)) == len(found)
-    assert state_format([full()], nodes[0]) == ""
+    assert state_format([full()], nodes[0], None) == ""
 
 
 def test_context_parallelism_is_refused() -> None:

@@ -10,12 +10,31 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from kvferry.errors import refuse_to_start
+from kvferry.served import has_state_parts
+
 
 @dataclass
 class WorkerHello(KVConnectorHandshakeMetadata):
-    """The message that each worker sends to the scheduler once: its rank, its addresses and the size of its pool."""
+    """The message that each worker sends to the scheduler once: its rank, its addresses and the size of its pool.
+
+    has_parts: True if the message says which bytes of the layers' states the rank has (chunk_parts()).
+    """
 
     payload: bytes
+    has_parts: bool = False
+
+
+def checked_payloads(hellos: dict[tuple[int, int], WorkerHello], fingerprint: str) -> list[bytes]:
+    """Returns the workers' messages in the order of their ranks. Errors: KvFerryError if a handshake is missing, or if
+    workers and scheduler disagree on whether other tensor parallel sizes can read the model's states.
+    """
+    if not all(isinstance(hello, WorkerHello) for hello in hellos.values()):
+        refuse_to_start("vLLM's MultiConnector passes on only the handshake of its first connector; list "
+                        "KvFerryConnector before the other connectors")
+    if any(hello.has_parts != has_state_parts(fingerprint) for hello in hellos.values()):
+        refuse_to_start("vLLM tells the scheduler and the workers unlike shapes of the model's states")
+    return [hellos[rank].payload for rank in sorted(hellos)]
 
 
 @dataclass

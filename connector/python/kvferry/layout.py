@@ -48,7 +48,6 @@ def cache_layout(
     """
     from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
 
-    groups = kv_cache_config.kv_cache_groups
     devices = sorted({str(tensor.device) for tensor in kv_caches.values()})
     if len(devices) != 1 or devices[0].split(":")[0] not in ("cpu", "cuda"):
         refuse_to_start(
@@ -56,8 +55,7 @@ def cache_layout(
             "this version supports one CPU or one CUDA GPU per worker"
         )
     group_of = _owning_layers(kv_caches, kv_cache_config)
-    specs = {name: getattr(spec := groups[group].kv_cache_spec, "kv_cache_specs", {name: spec})[name]
-             for name, group in group_of.items()}  # fmt: skip
+    specs = _specs_of(group_of, kv_cache_config)
     states = {name: spec for name, spec in specs.items() if isinstance(spec, MambaSpec)}
     specs = {name: spec for name, spec in specs.items() if name not in states}
     if devices == ["cpu"]:
@@ -86,6 +84,16 @@ def cache_layout(
         found[name] = _state_planes(name, kv_caches[name], state, *shapes[name][:5])
     layers = [(name, group, found[name].planes[0], found[name].planes[-1]) for name, group in group_of.items()]
     return [CacheLayout(list(alike), *shape) for shape, alike in groupby(layers, key=lambda layer: shapes[layer[0]])]
+
+
+def layer_specs(kv_caches: dict[str, torch.Tensor], kv_cache_config: "KVCacheConfig") -> dict[str, Any]:
+    """Returns the spec of each layer that has KV or states of its own."""
+    return _specs_of(_owning_layers(kv_caches, kv_cache_config), kv_cache_config)
+
+
+def _specs_of(group_of: dict[str, int], kv_cache_config: "KVCacheConfig") -> dict[str, Any]:
+    found = {name: kv_cache_config.kv_cache_groups[group].kv_cache_spec for name, group in group_of.items()}
+    return {name: getattr(spec, "kv_cache_specs", {name: spec})[name] for name, spec in found.items()}
 
 
 def _state_planes(

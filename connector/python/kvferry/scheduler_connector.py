@@ -9,7 +9,7 @@ from kvferry._core import KvFerryError, SchedulerNode, check_config
 from kvferry.compat import hash_block_size, start_line
 from kvferry.conversion import conversion, other_chunk_dtype, tell_conversion
 from kvferry.errors import refuse_to_start
-from kvferry.handshake import StepPlan, StepReport, WorkerHello
+from kvferry.handshake import StepPlan, StepReport, WorkerHello, checked_payloads
 from kvferry.identity import fingerprint
 from kvferry.layout import count_chunk_layers
 from kvferry.prefix_cache import BlockHashes, PrefixCache
@@ -98,10 +98,7 @@ class SchedulerConnector:
         tell_conversion(chunk_dtype, converts)
 
     def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
-        if not all(isinstance(hello, WorkerHello) for hello in hellos.values()):
-            refuse_to_start("vLLM's MultiConnector passes on only the handshake of its first connector; list "
-                            "KvFerryConnector before the other connectors")
-        self._node.attach_workers([hellos[rank].payload for rank in sorted(hellos)])
+        self._node.attach_workers(checked_payloads(hellos, self._fingerprint))
 
     def bind_kv_cache_manager(self, manager: "KVCacheManager") -> None:
         self._prefix_cache.manager = manager

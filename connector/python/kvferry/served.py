@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import refuse_to_start
 from kvferry.layout import draft_layers, names_unlike_heads
+from kvferry.states.parts import Shapes, whole_shapes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -107,20 +109,40 @@ def settings_json(vllm_config: "VllmConfig", specs: "list[Any]") -> str:
     return json.dumps(extra)
 
 
-def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
-    """Returns a name for the format of a rank's states, which must be equal on all nodes that share states. Returns an
-    empty text if the model has no state.
+def divided_shapes(specs: "list[Any]", vllm_config: "VllmConfig") -> Shapes | None:
+    """Returns the shapes of a layer's states on all ranks together, if this version knows how ranks divide the model's
+    states and KV, so that nodes of unlike tensor parallel sizes can share them; otherwise None.
     """
     from vllm.v1.kv_cache_interface import MambaSpec
 
-    found = [f"{spec.mamba_type.name}:{spec.shapes}:{spec.dtypes}" for spec in specs if isinstance(spec, MambaSpec)]
+    states = [spec for spec in specs if isinstance(spec, MambaSpec)]
+    if not states or names_unlike_heads(vllm_config.model_config):
+        return None
+    return whole_shapes(states, vllm_config)
+
+
+def state_format(specs: "list[Any]", vllm_config: "VllmConfig", whole: Shapes | None) -> str:
+    """Returns a name for the format of states, which must be equal on all nodes that share states. Returns an empty
+    text if the model has no state. whole: the result of divided_shapes().
+    """
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    found = [f"{spec.mamba_type.name}:{whole or spec.shapes}:{spec.dtypes}" for spec in specs
+             if isinstance(spec, MambaSpec)]  # fmt: skip
     if not found:
         return ""
     # Kernels for CPUs may order the elements of a state in another way than those for GPUs (gated delta nets do).
     found.append(vllm_config.device_config.device_type)
     digest = hashlib.sha256(";".join(found).encode()).hexdigest()[:8]
-    # The shard map doesn't describe how state is split over ranks, so nodes need the same tensor parallel size.
+    if whole is not None:
+        return f"state={digest} "
+    # It isn't known how ranks divide the state, so nodes need the same tensor parallel size.
     return f"state={digest},tensor_parallel:{vllm_config.parallel_config.tensor_parallel_size} "
+
+
+def has_state_parts(fingerprint: str) -> bool:
+    """Returns True if nodes of unlike tensor parallel sizes may have this fingerprint of a model with states."""
+    return re.search(r"\bstate=[0-9a-f]+ ", fingerprint) is not None
 
 
 def unlike_format(
@@ -147,7 +169,8 @@ def chunk_format(
     kv_cache_config: "KVCacheConfig", specs: "list[Any]", vllm_config: "VllmConfig", *, saves_draft_kv: bool
 ) -> str:
     """Returns the fields of the fingerprint that most models don't have."""
-    return (state_format(specs, vllm_config) + window_format(kv_cache_config, specs)
+    whole = divided_shapes(specs, vllm_config)
+    return (state_format(specs, vllm_config, whole) + window_format(kv_cache_config, specs)
             + unlike_format(kv_cache_config, specs, vllm_config, saves_draft_kv=saves_draft_kv))
 
 

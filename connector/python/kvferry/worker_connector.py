@@ -10,8 +10,9 @@ from kvferry._core import KvFerryError, KvLayout, WorkerNode, check_config
 from kvferry.conversion import element_types, other_chunk_dtype
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
-from kvferry.layout import cache_layout, draft_layers, has_draft_kv, shard_of
-from kvferry.served import keeps_state, served_specs, settings_json
+from kvferry.layout import cache_layout, draft_layers, has_draft_kv, layer_specs, shard_of
+from kvferry.served import divided_shapes, keeps_state, served_specs, settings_json
+from kvferry.states.parts import chunk_parts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,6 +34,7 @@ class WorkerConnector:
         # A report that vLLM has already taken and to which save() adds the step's saves; None if there is none.
         self._open_report: StepReport | None = None
         self._extra_json = settings_json(vllm_config, specs)
+        self._whole_shapes = divided_shapes(specs, vllm_config)
         try:
             config = check_config(self._extra_json)
         except KvFerryError as error:
@@ -54,6 +56,10 @@ class WorkerConnector:
         pp_rank, tp_rank = get_pp_group().rank_in_group, get_tp_group().rank_in_group
         tensor = next(iter(kv_caches.values()))
         self._device = tensor.device
+        shard = shard_of(layouts, self._vllm_config, pp_rank, tp_rank)
+        whole = self._whole_shapes
+        parts = None if whole is None else chunk_parts(
+            layouts[0], layer_specs(kv_caches, self._kv_cache_config), whole, self._vllm_config, shard, tp_rank)
         try:
             self._node = WorkerNode(
                 extra_json=self._extra_json,
@@ -63,14 +69,17 @@ class WorkerConnector:
                 label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],
                 layouts=[KvLayout(**layout._asdict()) for layout in layouts],
                 gpu=tensor.device.index or 0 if tensor.is_cuda else -1,
-                shard=shard_of(layouts, self._vllm_config, pp_rank, tp_rank),
+                shard=shard,
+                parts=parts,
                 types=element_types(layouts, self._kv_cache_config, self._vllm_config, self._chunk_dtype),
             )
         except KvFerryError as error:
             refuse_to_start(str(error))
 
     def handshake(self) -> WorkerHello | None:
-        return None if self._node is None else WorkerHello(self._node.handshake())
+        if self._node is None:
+            return None
+        return WorkerHello(self._node.handshake(), has_parts=self._whole_shapes is not None)
 
     def _stream(self) -> int:
         """Returns the CUDA stream in which the model reads and writes the blocks; 0 for host memory."""
