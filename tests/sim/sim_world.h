@@ -121,7 +121,7 @@ class World {
   Exit draw_exit();
   std::size_t other(std::size_t node) { return (node + dice_.between(1, num_nodes() - 1)) % num_nodes(); }
 
-  // sim_network.cpp
+  // sim_network.cpp and sim_leases.cpp
   void at(TimeNs when, std::function<void()> what) { events_.emplace(when, std::move(what)); }
   bool is_cut(std::size_t a, std::size_t b) const;
   bool is_blocked(std::size_t a, std::size_t b) const;
