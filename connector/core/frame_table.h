@@ -59,8 +59,8 @@ class FrameTable {
   std::optional<Reserved> reserve(ChunkRef chunk, State purpose, std::string owner);
   /// Returns the clean frame with the bytes of this slot in exactly this generation, nullopt if there is none.
   std::optional<FrameRef> find(ChunkRef chunk) const { return find(chunk, State::kClean); }
-  /// Returns the frame from which the chunk can be loaded, nullopt if there is none. A clean frame is such a frame, and
-  /// so is one that is being copied to its slot, if another node sent the chunk, which was verified then.
+  /// Returns the frame from which the chunk can be loaded or read by other nodes, nullopt if there is none. A clean
+  /// frame is such a frame, and so is one that is being copied to its slot, once its checksum is known.
   std::optional<FrameRef> find_whole(ChunkRef chunk) const;
   /// Returns the frame that is being filled from this slot in exactly this generation, nullopt if there is none.
   std::optional<FrameRef> find_filling(ChunkRef chunk) const { return find(chunk, State::kFillingFromSlot); }

@@ -23,9 +23,10 @@ class LeasedFrames {
   /// `table` must outlive this object.
   explicit LeasedFrames(FrameTable& table) : table_(table) {}
 
-  /// Pins the clean frames of these chunks until end() or `until`. Returns for each chunk its pinned frame, or
-  /// kNoFrame. An eighth of all frames, and at least one frame, is never pinned for leases, so that saves and loads
-  /// find frames. If the lease has pins already, these end first.
+  /// Pins the frames that have these chunks, verified, until end() or `until`: clean frames, and those that are being
+  /// copied to their slots. Returns for each chunk its pinned frame, or kNoFrame. An eighth of all frames, and at least
+  /// one frame, is never pinned for leases, so that saves and loads find frames. If the lease has pins already, these
+  /// end first.
   std::vector<std::uint32_t> begin(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until);
   /// Ends a lease's pins. A lease that is not known, or has expired, is ignored.
   void end(std::uint64_t lease);
@@ -56,7 +57,7 @@ inline std::vector<std::uint32_t> LeasedFrames::begin(std::uint64_t lease, std::
   made.until = until;
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     if (num_pinned_ + kept_free >= table_.num_frames()) break;
-    const auto frame = table_.find(chunks[i]);
+    const auto frame = table_.find_whole(chunks[i]);
     if (!frame) continue;
     made.pins.push_back(table_.pin(*frame, "lease " + std::to_string(lease)));
     table_.touch(*frame);

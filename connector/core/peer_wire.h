@@ -28,7 +28,11 @@ struct LeaseRequest {
   bool wants_frames = false;  // true if the reader has frames of GPU memory, into which it can pull the holder's frames
   std::uint64_t push = 0;     // the push that announced these chunks to the reader (PushVerdict::kPulled); 0: none
   std::vector<ShardParts> parts = {};  // [rank] of the reader; empty: its chunks are described by `shards` alone
-  KVFERRY_FIELDS(fingerprint, keys, handoff, shards, wants_frames, push, parts);
+  /// True if chunks came from frame to frame when the reader last pulled from the holder. Such a reader may get chunks
+  /// that the holder does not have in its slots yet. The holder's runtime sets it to false unless the reader can pull
+  /// from frames to frames.
+  bool is_sure_of_frames = false;
+  KVFERRY_FIELDS(fingerprint, keys, handoff, shards, wants_frames, push, parts, is_sure_of_frames);
 };
 
 struct LeasedChunk {
@@ -47,7 +51,9 @@ struct LeasedChunk {
   std::vector<std::uint32_t> windows_from = {};  // [KV group] as ChunkMeta::windows_from
   /// The nodes that the chunk's KV has passed through (provenance.h); "?": unknown, as from an older holder.
   std::vector<std::string> givers = {"?"};
-  KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames, tenant, windows_from, givers);
+  bool lacks_slots = false;  // true if some rank has the chunk in its frame only; every rank's frame is then pinned
+  KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames, tenant, windows_from, givers,
+                 lacks_slots);
 };
 
 struct LeaseReply {
@@ -69,7 +75,8 @@ struct PullItem {
   /// set, for the rank that gets the order.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};
   std::vector<std::uint32_t> frames = {};  // [rank] the holder's frame of GPU memory, as in LeasedChunk::frames
-  KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums, frames);
+  bool lacks_slots = false;                // as in LeasedChunk: the chunk must not be pulled from the holder's slot
+  KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums, frames, lacks_slots);
 };
 
 }  // namespace kvferry

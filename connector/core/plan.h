@@ -87,7 +87,10 @@ struct SaveDone {
   ChunkRef chunk;
   bool ok = false;
   std::uint64_t checksum = 0;  // chunk_checksum() of this rank's bytes
-  KVFERRY_FIELDS(chunk, ok, checksum);
+  /// True if the chunk is complete in a frame of GPU memory, and is still being copied to its slot. The rank reports
+  /// the chunk once more when that copy has ended.
+  bool is_in_frame = false;
+  KVFERRY_FIELDS(chunk, ok, checksum, is_in_frame);
 };
 
 struct LoadDone {
@@ -102,7 +105,7 @@ struct LoadDone {
 struct WorkerReport {
   std::uint32_t rank = 0;
   std::uint64_t step = 0;
-  std::vector<SaveDone> saves;
+  std::vector<SaveDone> saves;  // in the order of the events; a chunk may come twice, see SaveDone::is_in_frame
   std::vector<LoadDone> loads;
   std::uint64_t accesses_refused = 0;  // growth of Transport::num_refused() since the last report
   KVFERRY_FIELDS(rank, step, saves, loads, accesses_refused);

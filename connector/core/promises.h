@@ -104,16 +104,16 @@ inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) 
 }
 
 /// The promise verified-only: only chunks that every rank has written, verified and reported are loaded or offered to
-/// other nodes, and other nodes are offered only chunks that every rank has in its slot. The load of a preparation may
-/// begin before its chunks are verified, but is complete only afterwards.
+/// other nodes. A chunk that some rank does not have in its slot yet is offered only to nodes that read it from frames.
+/// The load of a preparation may begin before its chunks are verified, but is complete only afterwards.
 inline void verified_only(bool ready, std::size_t checksums, std::size_t ranks, std::uint32_t slot) {
   KVFERRY_CHECK(ready && checksums == ranks,
                 "verified-only: the chunk in pool slot {} is loaded or offered; it is {} and has checksums of {} of {} "
                 "ranks",
                 slot, ready ? "complete" : "incomplete or was replaced", checksums, ranks);
 }
-inline void verified_only_in_slots(std::uint32_t ranks_in_frames, std::uint32_t slot) {
-  KVFERRY_CHECK(ranks_in_frames == 0,
+inline void verified_only_in_slots(std::uint32_t ranks_in_frames, std::uint32_t slot, bool reads_frames = false) {
+  KVFERRY_CHECK(ranks_in_frames == 0 || reads_frames,
                 "verified-only: pool slot {} is offered to other nodes, but {} ranks have its chunk in a frame of GPU "
                 "memory only",
                 slot, ranks_in_frames);

@@ -43,6 +43,14 @@ void WorkerCore::end_write(ChunkRef chunk, bool ok) {
   target.complete = ok;
 }
 
+/// Records that the chunk is complete in a frame, from which its slot is still being written.
+void WorkerCore::reached_frame(ChunkRef chunk) {
+  Slot& target = slot(chunk);
+  promise::exactly_once(target.writing && target.generation == chunk.generation && !target.in_frame,
+                        "the report that the chunk of pool slot {} is in a frame", chunk.slot);
+  target.in_frame = true;
+}
+
 void WorkerCore::slot_written(ChunkRef chunk, bool ok) {
   Slot& target = slot(chunk);
   promise::exactly_once(target.generation == chunk.generation && target.in_frame,
@@ -51,9 +59,14 @@ void WorkerCore::slot_written(ChunkRef chunk, bool ok) {
   end_write(chunk, ok);
 }
 
-void WorkerCore::saved(ChunkRef chunk, bool ok, std::uint64_t checksum) {
-  end_write(chunk, ok);
-  report_.saves.push_back({chunk, ok, checksum});
+void WorkerCore::saved(const SaveDone& save) {
+  if (save.is_in_frame)
+    reached_frame(save.chunk);
+  else if (slot(save.chunk).in_frame)
+    slot_written(save.chunk, save.ok);
+  else
+    end_write(save.chunk, save.ok);
+  report_.saves.push_back(save);
 }
 
 bool WorkerCore::readable(ChunkRef chunk) const {
@@ -124,7 +137,7 @@ PullOutcome WorkerCore::pull_ended(std::uint64_t id, std::vector<bool> ok, std::
     const ChunkRef chunk = found->second.chunks[i];
     in_frames[i] = in_frames[i] && ok[i];
     if (in_frames[i])
-      slot(chunk).in_frame = true;
+      reached_frame(chunk);
     else
       end_write(chunk, ok[i]);
   }

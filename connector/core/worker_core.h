@@ -52,7 +52,7 @@ struct PullOutcome {
   std::uint32_t limit_mb_per_s = 0;           // measured limit of this rank's path, see LifeEvent
   TimeNs post = 0, wire = 0, unpack = 0;      // parts of the pull's time, see LifeEvent; all 0 if no transfer ended
   std::uint32_t num_in_frames = 0;            // number of chunks that came from frame to frame
-  // Number of chunks that the holder had in a frame, but that came from slot to slot.
+  // Number of chunks that the holder had in a frame, but that were not pulled from it.
   std::uint32_t num_past_frames = 0;
   // Why some chunk came from slot to slot; of several reasons, one about a chunk that the holder had in a frame. Empty
   // if no chunk did, or if neither node has frames.
@@ -89,7 +89,9 @@ class WorkerCore {
   /// a socket with this function, and refuses the order if the result is false.
   bool writable(ChunkRef chunk) const;
   void end_write(ChunkRef chunk, bool ok);
-  void saved(ChunkRef chunk, bool ok, std::uint64_t checksum);
+  /// Records a save's end or, if SaveDone::is_in_frame, that the chunk can be loaded from its frame: the write of its
+  /// slot then goes on until the second call for the chunk.
+  void saved(const SaveDone& save);
   /// Returns true if the slot has a complete chunk of exactly this generation. The caller still verifies the checksum.
   bool readable(ChunkRef chunk) const;
   /// Returns true if a load may read the chunk: it is readable(), or whole in a frame from which it is being copied to
@@ -133,6 +135,7 @@ class WorkerCore {
     bool cancelled = false;
   };
   Slot& slot(ChunkRef chunk);
+  void reached_frame(ChunkRef chunk);
 
   std::uint32_t rank_;
   std::vector<Slot> slots_;

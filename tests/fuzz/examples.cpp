@@ -127,8 +127,8 @@ std::vector<AnyMessage> examples_between_nodes() {
   Revoked revoked;
   static_cast<Revocation&>(revoked) = revocation;
   std::vector<AnyMessage> examples = {
-      LeaseRequest{"fingerprint", keys_of(0, 3), "request", {kShard}, true, 0, {parts()}},
-      LeaseAnswer{{1, "", {{0, chunk(), 8, kSums, 0, kRunSums, {3, kNoFrame}}}}, {rank()}},
+      LeaseRequest{"fingerprint", keys_of(0, 3), "request", {kShard}, true, 0, {parts()}, true},
+      LeaseAnswer{{1, "", {{0, chunk(), 8, kSums, 0, kRunSums, {3, kNoFrame}, 0, {}, {"?"}, true}}}, {rank()}},
       release,
       PullOrder{2, "address", "region", 100, {item}},
       PullOutcome{2, 0, {true, false}, "why", kSums},

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "connector/core/scheduler/scheduler_core.h"
@@ -114,6 +115,9 @@ class MiniEngine {
   const SchedulerCore& core() const { return core_; }
   std::vector<Worker>& workers() { return workers_; }
   std::size_t num_unfinished() const { return requests_.size(); }
+  /// Returns the ranks' saves that were reported in a frame since the last call. Each must be reported once more when
+  /// it is in its slot.
+  std::vector<std::pair<std::uint32_t, SaveDone>> take_unwritten() { return std::exchange(unwritten_, {}); }
   /// Compares the chunks that the core has published since the last call with the workers' bytes. Must be called after
   /// each event that may publish a chunk, before another event can evict it.
   void check_published();
@@ -251,6 +255,7 @@ class MiniEngine {
   std::map<std::string, LostBlocks> lost_;  // by request, the blocks that were lost since the last plan
   std::vector<Action> actions_;             // taken from the core; their published chunks are checked
   std::deque<InFlight> in_flight_;
+  std::vector<std::pair<std::uint32_t, SaveDone>> unwritten_;
   std::vector<AdmittedLoad> admitted_;  // the loads that were admitted in this step
   struct Preparing {
     AdmittedLoad load;

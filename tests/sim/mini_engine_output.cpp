@@ -107,6 +107,8 @@ void MiniEngine::take_in(InFlight step, TimeNs now) {
   std::vector<ReportedLoad> loads(step.plan.loads.size());
   for (const WorkerReport& report : step.reports) {
     core_.worker_report(report, now);
+    for (const SaveDone& save : report.saves)
+      if (save.is_in_frame) unwritten_.emplace_back(report.rank, save);
     tell_failed_saves(report);
     check_published();
     for (std::size_t i = 0; i < loads.size(); ++i) {

@@ -19,12 +19,10 @@ class Frames {
   explicit Frames(std::uint32_t num_frames) : table_(num_frames), stamps_(num_frames) {}
   Frames(const Frames&) = delete;  // leased_ refers to table_
 
-  /// Keeps a saved chunk, which is in its slot too, in a frame if one is free.
-  void save(ChunkRef chunk, const std::vector<Stamp>& stamps);
-  /// Writes a chunk of another node into a frame. Returns false if no frame is free. After true, landed() must follow
-  /// when the copy to the chunk's slot has ended.
-  bool land(ChunkRef chunk, const std::vector<Stamp>& stamps, std::uint64_t checksum);
-  void landed(ChunkRef chunk, bool ok);
+  /// Writes a saved chunk (kGathering), or one of another node (kLanding), into a frame. Returns false if no frame is
+  /// free. After true, written_back() must follow when the copy to the chunk's slot has ended.
+  bool write(ChunkRef chunk, FrameTable::State purpose, const std::vector<Stamp>& stamps, std::uint64_t checksum);
+  void written_back(ChunkRef chunk, bool ok);
   /// Separates the frame of a slot that gets other bytes.
   void drop(std::uint32_t slot) { table_.drop_slot(slot); }
   /// Returns what the frame holds from which the chunk can be loaded; nullptr if there is no such frame.
@@ -50,8 +48,8 @@ class Frames {
  private:
   FrameTable table_;
   LeasedFrames leased_{table_};
-  std::vector<std::vector<Stamp>> stamps_;            // [frame]
-  std::map<ChunkRef, FrameTable::Reserved> landing_;  // chunks that are being copied to their slots
+  std::vector<std::vector<Stamp>> stamps_;  // [frame]
+  std::map<ChunkRef, FrameTable::Reserved> writing_back_;
 };
 
 }  // namespace kvferry::sim

@@ -23,6 +23,8 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
   RequestLease sent = wanted;
   sent.request.shards = shards_of(node);
   sent.request.wants_frames = FrameLeases::has_frames(asker.ranks);
+  // Some nodes are sure of frames without a reason; no draw, so that seeds keep their schedules.
+  sent.request.is_sure_of_frames |= wanted.fetch % 2 == 0;
   send_about(*question, node, *to,
              [this, to = *to, sent, question] { answer_lease(to, sent, question, now() + kSavePatience); });
 }
@@ -35,11 +37,16 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
     return;
   }
   SchedulerCore& core = holder.engine->core();
+  const bool is_unlike = holder.run_checksums->is_needed(wanted.request);
+  const bool has_frames = wanted.request.wants_frames && FrameLeases::has_frames(holder.ranks) && !is_unlike;
+  wanted.request.is_sure_of_frames = wanted.request.is_sure_of_frames && has_frames;
   const auto is_being_saved = [&](const ChunkKey& key) {
     const ChunkPool::Slot* slot = core.pool().find(key);
-    return slot != nullptr && (is_save(*slot) || slot->ranks_in_frames > 0);
+    return slot != nullptr && !slot->is_readable(wanted.request.is_sure_of_frames) &&
+           (is_save(*slot) || slot->ranks_in_frames > 0);
   };
-  if (!wanted.request.handoff.empty() && now() < deadline && std::ranges::any_of(wanted.request.keys, is_being_saved)) {
+  const bool waits = !wanted.request.handoff.empty() || wanted.request.push != 0;
+  if (waits && now() < deadline && std::ranges::any_of(wanted.request.keys, is_being_saved)) {
     tally_.leases_after_saves += 1;
     return at(now() + kMillisecond,
               [this, to, wanted, question, deadline] { answer_lease(to, wanted, question, deadline); });
@@ -47,7 +54,6 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
   const LeaseRequest& request = wanted.request;
   LeaseAnswer answer;
   answer.ranks = holder.ranks;
-  const bool is_unlike = holder.run_checksums->is_needed(request);
   if (is_unlike && !holder.run_checksums->check(request)) throw Broken("exact-load: a shape that can't be read");
   answer.reply = core.lease_requested(nodes_[question->asker].engine_id.value, request, now());
   PromisesCheck::offered(core, answer.reply, request.keys.size());
@@ -65,7 +71,6 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
       reader.engine->core().lease_answered(wanted.fetch, wanted.endpoint, got.reply, now());
     });
   };
-  const bool has_frames = request.wants_frames && FrameLeases::has_frames(holder.ranks) && !is_unlike;
   if (!is_unlike && (!has_frames || answer.reply.chunks.empty())) return send_back(answer);
   const std::uint64_t id = holder.answers.empty() ? 1 : holder.answers.rbegin()->first + 1;
   holder.answers[id] = send_back;
@@ -83,13 +88,22 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
 void World::pin_frames(std::size_t index, std::uint64_t asker, LeaseAnswer answer) {
   Node& holder = nodes_[index];
   const TimeNs ttl = options_.core.lease_ttl;
+  std::vector<ChunkRef> unwritten;  // leased chunks that the answer leaves out unless every rank pins them in time
+  for (const LeasedChunk& chunk : answer.reply.chunks)
+    if (chunk.lacks_slots) unwritten.push_back(chunk.chunk);
   const FramePinOrder order =
       holder.frame_leases.begin({"", asker, 0}, std::move(answer), now(), ttl, now() + kFramePatience);
   for (std::uint32_t rank = 0; rank < holder.ranks.size(); ++rank) {
     FramePinOutcome outcome{order.lease, rank,
                             holder.engine->workers()[rank].frames().pin(order.lease, order.chunks, now() + ttl)};
     tally_.frame_leases += std::ranges::count(outcome.frames, kNoFrame) < std::ssize(outcome.frames);
-    at(now() + delay(index, index), [this, index, outcome = std::move(outcome), life = holder.incarnation] {
+    const TimeNs late = delay(index, index);
+    for (std::size_t i = 0; i < order.chunks.size(); ++i) {
+      const bool is_left_out = outcome.frames[i] == kNoFrame || late >= kFramePatience - kLongestStep;
+      if (is_left_out && std::ranges::find(unwritten, order.chunks[i]) != unwritten.end())
+        to_chunk(&Tally::excused_in_frame, index, key_in(index, order.chunks[i].slot), late);
+    }
+    at(now() + late, [this, index, outcome = std::move(outcome), life = holder.incarnation] {
       if (nodes_[index].incarnation != life) return;
       nodes_[index].frame_leases.take(outcome);
       tell_pinned(index);
@@ -103,6 +117,12 @@ void World::pin_frames(std::size_t index, std::uint64_t asker, LeaseAnswer answe
 void World::tell_pinned(std::size_t index) {
   Node& node = nodes_[index];
   for (const FrameLeases::Ready& ready : node.frame_leases.take_ready(now())) {
+    for (const LeasedChunk& chunk : ready.answer.reply.chunks) {
+      tally_.leased_in_frames += chunk.lacks_slots;
+      if (chunk.lacks_slots && (chunk.frames.empty() || std::ranges::count(chunk.frames, kNoFrame) > 0))
+        throw Broken(fmt::format("verified-only: slot {} is leased, but its chunk is in frames only, and not pinned",
+                                 chunk.chunk.slot));
+    }
     const auto answer = node.answers.extract(ready.asker.id);
     answer.mapped()(ready.answer);
   }

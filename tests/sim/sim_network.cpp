@@ -62,6 +62,10 @@ void World::carry_out(std::size_t index) {
   for (std::uint32_t rank = 0; rank < node.engine->workers().size(); ++rank)
     for (const PushedSave& save : node.engine->workers()[rank].take_pushed())
       push_saved(index, rank, {save.push, save.index}, save.chunk, {save.ok, save.checksum});
+  for (const auto& [rank, save] : node.engine->take_unwritten()) {
+    tally_.saved_in_frames += 1;
+    write_slot(index, rank, save.chunk, save);
+  }
   for (const Action& action : actions) {
     carry_out_push(index, action);
     if (const auto* asked = std::get_if<QueryDirectory>(&action)) query(index, *asked);

@@ -37,6 +37,8 @@ void World::pull(std::size_t node, const StartPull& wanted) {
   const ShardMap map = reader.maps[wanted.endpoint];
   for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
     auto here = std::make_shared<RankPull>();
+    StartPull mine = wanted;
+    if (options_.num_frames > 0 && dice_.chance(0.1)) here->num_past_frames = pull_past_frames(node, rank, mine);
     here->bytes.resize(wanted.items.size());
     here->runs_here.resize(wanted.items.size(), 0);
     TimeNs done = now();
@@ -52,20 +54,20 @@ void World::pull(std::size_t node, const StartPull& wanted) {
         const Mishaps::Kind kind = is_blocked(node, holder) ? &Tally::excused_blocked : &Tally::excused_late;
         if (done >= wanted.deadline) to_chunk(kind, node, key_in(node, item.local.slot), wanted.deadline - now());
         if (when >= wanted.deadline || holder == node || checksums.size() != runs.size()) continue;
-        at(when, [this, node, holder, rank, i, here, wanted, is_run = !map.empty(), run = runs[r],
+        at(when, [this, node, holder, rank, i, here, mine, is_run = !map.empty(), run = runs[r],
                   checksum = checksums[r], incarnation = nodes_[holder].incarnation, life = reader.incarnation] {
           // The reader has died since, and its successor may have another shape.
           if (nodes_[node].incarnation != life) return;
           if (is_blocked(node, holder))
-            to_chunk(&Tally::excused_blocked, node, key_in(node, wanted.items[i].local.slot), wanted.deadline - now());
+            to_chunk(&Tally::excused_blocked, node, key_in(node, mine.items[i].local.slot), mine.deadline - now());
           if (nodes_[holder].incarnation != incarnation || is_blocked(node, holder)) return;
           const auto got =
-              read_run(node, holder, is_run ? run.holder : rank, is_run ? &run : nullptr, wanted, i, checksum);
+              read_run(node, holder, is_run ? run.holder : rank, is_run ? &run : nullptr, mine, i, checksum);
           if (!got) return;
           here->runs_here[i] += 1;
           std::vector<Stamp>& bytes = here->bytes[i];
           const std::size_t at =
-              run.target * nodes_[node].engine->workers()[rank].cell_stamps(wanted.items[i].num_tokens);
+              run.target * nodes_[node].engine->workers()[rank].cell_stamps(mine.items[i].num_tokens);
           bytes.resize(std::max(bytes.size(), at + got->size()));
           std::copy(got->begin(), got->end(), bytes.begin() + static_cast<std::ptrdiff_t>(at));
         });
@@ -74,10 +76,25 @@ void World::pull(std::size_t node, const StartPull& wanted) {
     done = std::min(done, wanted.deadline) + delay(node, node);
     const Mishaps::Kind kind = done < wanted.deadline ? &Tally::excused_time_over : &Tally::excused_late;
     for (const PullItem& item : wanted.items) to_chunk(kind, node, key_in(node, item.local.slot), done - now());
-    at(done, [this, node, rank, here, map, wanted, incarnation = reader.incarnation] {
-      if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, wanted, map, *here);
+    at(done, [this, node, rank, here, map, mine, incarnation = reader.incarnation] {
+      if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, mine, map, *here);
     });
   }
+}
+
+/// Makes a rank find no path to the holder's frames, so that it reads slots. Returns the number of chunks that the
+/// holder has in a frame.
+std::uint32_t World::pull_past_frames(std::size_t node, std::uint32_t rank, StartPull& wanted) {
+  std::uint32_t num_past_frames = 0;
+  for (PullItem& item : wanted.items) {
+    if (rank >= item.frames.size() || item.frames[rank] == kNoFrame) continue;
+    num_past_frames += 1;
+    item.frames[rank] = kNoFrame;
+    if (!item.lacks_slots) continue;
+    tally_.lacked_slots += 1;
+    to_chunk(&Tally::excused_in_frame, node, key_in(node, item.local.slot), wanted.deadline - now());
+  }
+  return num_past_frames;
 }
 
 std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
@@ -89,6 +106,7 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   const Worker& worker = nodes_[holder].engine->workers()[rank];
   const std::vector<std::uint32_t>& frames = wanted.items[item].frames;
   const std::uint32_t frame = run == nullptr && rank < frames.size() ? frames[rank] : kNoFrame;
+  if (frame == kNoFrame && wanted.items[item].lacks_slots) return std::nullopt;
   std::vector<Stamp> bytes = frame == kNoFrame ? worker.read_slot(remote.slot) : worker.frames().read(frame);
   const auto lease = leases_.find({holder, wanted.lease});
   const bool is_leased = lease != leases_.end() && lease->second.incarnation == nodes_[holder].incarnation &&
@@ -125,6 +143,8 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
   Node& reader = nodes_[node];
   Worker& worker = reader.engine->workers()[rank];
   std::vector<bool> ok, in_frames;
+  TransferEnd end;
+  end.num_past_frames = here.num_past_frames;
   std::vector<std::uint64_t> checksums;
   for (std::size_t i = 0; i < wanted.items.size(); ++i) {
     const PullItem& item = wanted.items[i];
@@ -137,6 +157,7 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
       tally_.unlike_pulls += ok.back();
     }
     const bool is_from_frame = map.empty() && rank < item.frames.size() && item.frames[rank] != kNoFrame;
+    end.num_in_frames += is_from_frame;
     in_frames.push_back(is_from_frame && ok.back() && worker.move_to_frame(item.local, item.checksums.at(rank)));
     const ChunkKey key = reader.engine->core().pool().slot(item.local.slot).meta.key;
     const auto asked = reader.first_asked.find(key);
@@ -152,16 +173,17 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
     if (const auto holder = node_at(wanted.endpoint); holder && !pull.has_failed) suspected_.erase({node, *holder});
     reader.pulls.erase(wanted.pull);
   }
-  reader.engine->core().pull_done(wanted.pull, rank, ok, now(), checksums, {}, in_frames);
+  reader.engine->core().pull_done(wanted.pull, rank, ok, now(), checksums, end, in_frames);
   reader.engine->check_published();
-  for (std::size_t i = 0; i < in_frames.size(); ++i)
+  for (std::size_t i = 0; i < in_frames.size(); ++i) {
+    tally_.in_frames += in_frames[i];
     if (in_frames[i]) write_slot(node, rank, wanted.items[i].local);
+  }
 }
 
-/// Copies a pulled chunk from its frame to its slot, at a time of its own. Some copies fail.
-void World::write_slot(std::size_t index, std::uint32_t rank, ChunkRef chunk) {
+/// Copies a pulled chunk, or that of a save, from its frame to its slot, at a time of its own. Some copies fail.
+void World::write_slot(std::size_t index, std::uint32_t rank, ChunkRef chunk, std::optional<SaveDone> save) {
   const TimeNs late = delay(index, index) * (network_.copies_slowly ? 10 : 1);
-  tally_.in_frames += 1;
   if (dice_.chance(0.1)) {  // any node may ask for a chunk that nobody has published
     SchedulerCore& core = nodes_[index].engine->core();
     const LeaseRequest request{options_.core.fingerprint, {key_in(index, chunk.slot)}, ""};
@@ -169,7 +191,7 @@ void World::write_slot(std::size_t index, std::uint32_t rank, ChunkRef chunk) {
     tally_.asked_in_frames += 1;
   }
   if (late >= kSavePatience - kLongestStep) to_chunk(&Tally::excused_in_frame, index, key_in(index, chunk.slot), late);
-  at(now() + late, [this, index, rank, chunk, began = now(), life = nodes_[index].incarnation] {
+  at(now() + late, [this, index, rank, chunk, save, began = now(), life = nodes_[index].incarnation] {
     if (nodes_[index].incarnation != life) return;
     MiniEngine& engine = *nodes_[index].engine;
     const bool ok = !dice_.chance(network_.loses_frames);
@@ -181,7 +203,10 @@ void World::write_slot(std::size_t index, std::uint32_t rank, ChunkRef chunk) {
     if (!ok) to_chunk(&Tally::excused_in_frame, index, slot.meta.key);
     tell("node {}, rank {}: slot {} is {} from its frame", index, rank, chunk.slot, ok ? "written" : "not written");
     engine.workers()[rank].slot_written(chunk, ok);
-    engine.core().slot_written(chunk, rank, ok, now());
+    if (save)
+      engine.core().worker_report({rank, 0, {{chunk, ok, save->checksum}}, {}}, now());
+    else
+      engine.core().slot_written(chunk, rank, ok, now());
     engine.check_published();
   });
 }

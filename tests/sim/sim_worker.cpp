@@ -85,9 +85,18 @@ void Worker::save(const SaveJob& job, std::vector<SaveDone>& done) {
     }
     const bool ok = !chance(faults_.save_fails);
     if (!ok) slot.stamps.resize(slot.stamps.size() / 2);
-    if (ok) frames_->save(item.chunk, slot.stamps);
     done.push_back({item.chunk, ok, checksum_of(slot.stamps)});
-    if (item.push != 0) pushed_.push_back({item.push, item.push_index, item.chunk, ok, done.back().checksum});
+    const PushedSave pushed{item.push, item.push_index, item.chunk, ok, done.back().checksum};
+    if (ok && frames_->write(item.chunk, FrameTable::State::kGathering, slot.stamps, done.back().checksum)) {
+      if (chance(saves_early_)) {
+        done.back().is_in_frame = slot.is_in_frame_only = true;
+        slot.stamps.clear();
+        if (item.push != 0) pushed_late_[item.chunk] = pushed;
+        continue;
+      }
+      frames_->written_back(item.chunk, true);
+    }
+    if (item.push != 0) pushed_.push_back(pushed);
   }
 }
 
@@ -228,7 +237,7 @@ std::uint64_t Worker::write_runs(const PullItem& item, const std::vector<Stamp>&
 
 bool Worker::move_to_frame(ChunkRef chunk, std::uint64_t checksum) {
   Slot& slot = slots_.at(chunk.slot);
-  slot.is_in_frame_only = frames_->land(chunk, slot.stamps, checksum);
+  slot.is_in_frame_only = frames_->write(chunk, FrameTable::State::kLanding, slot.stamps, checksum);
   if (slot.is_in_frame_only) slot.stamps.clear();
   return slot.is_in_frame_only;
 }
@@ -240,7 +249,11 @@ void Worker::slot_written(ChunkRef chunk, bool ok) {
     throw Broken(fmt::format("fenced-reuse: the frame of slot {} is gone before it is copied to the slot", chunk.slot));
   if (ok) slot.stamps = *stamps;
   slot.is_lost = !ok;
-  frames_->landed(chunk, ok);
+  frames_->written_back(chunk, ok);
+  const auto pushed = pushed_late_.extract(chunk);
+  if (!pushed) return;
+  pushed_.push_back(pushed.mapped());
+  pushed_.back().ok = ok;
 }
 
 void Worker::write_pushed(ChunkRef local, const std::vector<Stamp>& bytes) {

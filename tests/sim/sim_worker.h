@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -77,7 +78,11 @@ class Worker {
          std::vector<KvGroup> groups);
   void set_faults(WorkerFaults faults) { faults_ = faults; }
   void set_checkpoints(std::uint32_t alignment) { checkpoint_alignment_ = alignment; }
-  void set_frames(std::uint32_t num_frames) { frames_ = std::make_unique<Frames>(num_frames); }
+  /// From now on half of the saves into frames are reported before they are in their slots.
+  void set_frames(std::uint32_t num_frames) {
+    frames_ = std::make_unique<Frames>(num_frames);
+    saves_early_ = num_frames > 0 ? 0.5 : 0;
+  }
 
   /// Throws Broken if a request attends to a wrong cell, unless the cell is wrong because of a failed load that the
   /// engine does not know yet.
@@ -92,7 +97,8 @@ class Worker {
   /// Moves a chunk that write_pulled() has written from its slot into a frame, as if it had been pulled there. Returns
   /// false if no frame is free. Until slot_written(), the slot holds nothing.
   bool move_to_frame(ChunkRef chunk, std::uint64_t checksum);
-  /// Ends the copy of such a chunk from its frame to its slot. If it failed, neither holds the chunk.
+  /// Ends the copy of such a chunk, or of a saved one, from its frame to its slot. If it failed, neither holds the
+  /// chunk.
   void slot_written(ChunkRef chunk, bool ok);
   bool is_in_frame_only(std::uint32_t slot) const { return slots_[slot].is_in_frame_only; }
   Frames& frames() { return *frames_; }
@@ -149,7 +155,9 @@ class Worker {
   std::vector<Slot> slots_;                 // stamps: [cell][group][token]
   std::unique_ptr<Frames> frames_ = std::make_unique<Frames>(0);
   std::vector<PushedSave> pushed_;
-  std::vector<LoadJob> ahead_;  // loads whose end was not ordered yet
+  std::map<ChunkRef, PushedSave> pushed_late_;  // pushed saves that are not in their slots yet
+  double saves_early_ = 0;                      // probability that a save into a frame is reported twice
+  std::vector<LoadJob> ahead_;                  // loads whose end was not ordered yet
   WorkerFaults faults_;
   std::uint32_t checkpoint_alignment_ = 0;
   std::mt19937_64 rng_;

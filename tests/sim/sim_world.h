@@ -64,6 +64,7 @@ class World {
   struct RankPull {
     std::vector<std::vector<Stamp>> bytes;
     std::vector<std::uint32_t> runs_here;
+    std::uint32_t num_past_frames = 0;  // number of chunks that the holder has in a frame, but that are read from slots
   };
   struct Node {
     std::unique_ptr<MiniEngine> engine;
@@ -150,7 +151,8 @@ class World {
                                              std::uint64_t checksum);
   void pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wanted, const ShardMap& map,
                   const RankPull& here);
-  void write_slot(std::size_t node, std::uint32_t rank, ChunkRef chunk);
+  std::uint32_t pull_past_frames(std::size_t node, std::uint32_t rank, StartPull& wanted);
+  void write_slot(std::size_t node, std::uint32_t rank, ChunkRef chunk, std::optional<SaveDone> save = {});
   void check_pulls(std::size_t node) const;
   void check_purged(std::size_t node);
 

@@ -72,7 +72,10 @@ namespace kvferry::sim {
   X(leases_after_saves, "times a lease's answer waited for a save")             \
   X(frame_leases, "leases whose chunks are pinned in frames")                   \
   X(in_frames, "chunks pulled from frame to frame")                             \
-  X(asked_in_frames, "of these, ones that a node asked for at once")            \
+  X(saved_in_frames, "saves reported in a frame, before they are in a slot")    \
+  X(asked_in_frames, "of both, ones that a node asked for at once")             \
+  X(leased_in_frames, "chunks leased that were in frames only")                 \
+  X(lacked_slots, "of these, ones whose frame a rank could not reach")          \
   X(frames_lost, "frames whose copy to their slot failed")                      \
   X(unlike_leases, "leases for a node of another shape")                        \
   X(unlike_pulls, "chunks put together from runs of another shape's")           \

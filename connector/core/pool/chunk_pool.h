@@ -38,8 +38,8 @@ class ChunkPool {
     std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's bytes; valid once the state was kReady
     std::vector<bool> written;             // [rank] true if the rank has reported the end of its write
     std::uint32_t ranks_done = 0;
-    /// [rank] true if the rank has verified the chunk in a frame of GPU memory, and is copying it to the slot. The
-    /// chunk can be loaded, but other nodes can't read it, and the slot is not reused.
+    /// [rank] true if the rank has the chunk, verified, in a frame of GPU memory, and is copying it to the slot. The
+    /// chunk can be loaded, other nodes can read it from frames only, and the slot is not reused.
     std::vector<bool> in_frame;
     std::uint32_t ranks_in_frames = 0;  // number of ranks for which `in_frame` is true
     bool write_failed = false;
@@ -50,8 +50,11 @@ class ChunkPool {
     TenantSlots::Tenant* tenant = nullptr;  // tenant of the chunk; nullptr in state kFree
     TenantSlots::Lru::iterator lru;         // place in Tenant::ready; valid only in state kReady
 
-    /// True if all bytes of the chunk are in the slot, where other nodes can read them.
-    bool is_complete() const { return state == State::kReady && ranks_in_frames == 0; }
+    /// True if other nodes can read the chunk; `in_frames` is true for a node that reads it from frames.
+    bool is_readable(bool in_frames) const { return state == State::kReady && (in_frames || ranks_in_frames == 0); }
+    /// True if all bytes of the chunk are in the slot, where every node can read them.
+    bool is_complete() const { return is_readable(false); }
+    bool is_in_frame(std::uint32_t rank) const { return rank < in_frame.size() && in_frame[rank]; }
   };
 
   /// Returns the slot that contains the chunk `key` or into which the chunk is being written, nullptr if there is none.

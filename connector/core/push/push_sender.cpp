@@ -67,8 +67,8 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
     } else {
       item.state = State::kAccepted;
       const ChunkPool::Slot* slot = parts_.pool.find(item.meta.key);
-      // If the chunk is not complete in its slot yet, saving() or chunk_ready() starts its transfer later.
-      if (slot != nullptr && slot->is_complete()) start_transfer(id, push, index, *slot, now);
+      // If the chunk can't be read yet, saving() or chunk_ready() starts its transfer later.
+      if (slot != nullptr && slot->is_readable(item.is_pulled)) start_transfer(id, push, index, *slot, now);
     }
   }
   erase_if_finished(id);
@@ -90,11 +90,12 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
   return std::nullopt;
 }
 
-/// Makes the workers push a chunk that is complete in its slot, or announces it to a decode node that pulls it.
+/// Makes the workers push a chunk that is complete in its slot, or announces a ready chunk to a decode node that pulls
+/// it, from frames if it is not in its slot yet.
 void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot,
                                 TimeNs now) {
   Item& item = push.items[index];
-  promise::verified_only_in_slots(slot.ranks_in_frames, slot.ref.slot);
+  promise::verified_only_in_slots(slot.ranks_in_frames, slot.ref.slot, item.is_pulled);
   // If the lengths differ, another node has sent a wrong chunk with this key, which is not pushed.
   if (slot.meta.num_tokens != item.meta.num_tokens) return;
   item.chunk = slot.ref;
@@ -125,7 +126,7 @@ void PushSender::chunk_ready(const ChunkPool::Slot& slot, TimeNs now) {
       push.ready_at = now;
       item.meta = slot.meta;
       advance(place.push, push, place.index);
-    } else if (item.state == State::kAccepted) {
+    } else if (item.state == State::kAccepted && slot.is_readable(item.is_pulled)) {
       start_transfer(place.push, push, place.index, slot, now);
     }
     erase_if_finished(place.push);

@@ -12,7 +12,7 @@
 // finished early.
 //
 // A chunk is settled as ok only if every rank has pushed it and the chunk is verified in this node's own pool. A chunk
-// that the decode node pulls (PushVerdict::kPulled) is not pushed: it is settled as soon as it is complete in the pool,
+// that the decode node pulls (PushVerdict::kPulled) is not pushed: it is settled as soon as it is ready in the pool,
 // and finished when the decode node's lease on it ends:
 //
 //   kOffered -> answered() -> kAccepted -> chunk_ready() -> kAnnounced -> lease_ended() -> kFinished
@@ -57,7 +57,8 @@ class PushSender {
   /// Records that a save of the chunk into this slot is planned. Returns the chunk's place in a push that needs the
   /// chunk: the workers then send the chunk as they save it. Returns nullopt if no push needs the chunk.
   std::optional<Tag> saving(const ChunkKey& key, ChunkRef chunk, TimeNs now);
-  /// Records that the chunk is complete in its slot: it was saved, pulled, or received by a push.
+  /// Records that the chunk is ready: it was saved, pulled, or received by a push. Called again when the chunk is
+  /// complete in its slot, if some rank had it in a frame only before.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
   void chunk_write_failed(ChunkRef chunk);
   /// Records the end of one rank's transfer of a chunk. The runtime must call this exactly once for each rank and

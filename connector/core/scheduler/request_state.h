@@ -48,6 +48,7 @@ struct Fetch {
   TimeNs started = 0;
   TimeNs try_deadline = 0;
   bool asked_source = false;
+  bool asked_again = false;  // true if the source was asked once more, since it had chunks in frames only
   bool asked_directory = false;
   std::vector<HolderOffer> offers;  // holders that were not asked yet
   std::string endpoint;             // endpoint of the holder that is being asked
@@ -159,11 +160,19 @@ struct FetchPull {
   std::vector<PullItem> items;
   TimeNs started_at = 0;
   std::uint32_t ranks_done = 0;
-  bool has_failed = false;    // true if some rank received no chunk
-  std::vector<bool> lost{};   // [item] true if some rank did not receive the chunk
-  std::uint64_t record = 0;   // the request's number in the flight recorder
-  LifeEvent event{};          // what the flight recorder will get about this pull
-  bool is_announced = false;  // true if an announced push needs the pull
+  bool has_failed = false;            // true if some rank received no chunk
+  std::vector<bool> lost{};           // [item] true if some rank did not receive the chunk
+  std::uint64_t record = 0;           // the request's number in the flight recorder
+  LifeEvent event{};                  // what the flight recorder will get about this pull
+  bool is_announced = false;          // true if an announced push needs the pull
+  std::uint32_t ranks_in_frames = 0;  // ranks that pulled chunks from frame to frame, and none past frames
+
+  /// Returns true if some rank did not receive a chunk that the holder did not have in its slots yet.
+  bool has_lost_frames() const {
+    for (std::size_t i = 0; i < lost.size(); ++i)
+      if (lost[i] && items[i].lacks_slots) return true;
+    return false;
+  }
 };
 
 /// A ReplicateOrder that has not ended. Its chunks are copied in pieces, one piece at a time; each piece needs one

@@ -23,6 +23,7 @@ void SchedulerCore::advance_announced(TimeNs now) {
     }
     RequestLease lease{++last_id_, push.endpoint, {config_.fingerprint, {}, {}}};
     lease.request.push = push.push;
+    lease.request.is_sure_of_frames = frame_holders_.contains(push.endpoint);
     push.asked = std::exchange(push.complete, {});
     for (const ChunkMeta& chunk : push.asked) lease.request.keys.push_back(chunk.key);
     push.fetch = lease.fetch;

@@ -172,14 +172,22 @@ std::vector<ChunkMeta> SchedulerCore::snapshot() const {
   return chunks;
 }
 
+/// Offers a ready chunk to other nodes: to all of them if it is in every rank's slot, otherwise only to decode nodes
+/// that pull it from frames.
 void SchedulerCore::publish(ChunkRef chunk) {
   const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
   promise::verified_only(slot.ref == chunk && slot.state == ChunkPool::State::kReady, slot.checksums.size(),
                          config_.num_ranks, chunk.slot);
-  promise::verified_only_in_slots(slot.ranks_in_frames, chunk.slot);
   promise::purged_is_gone(provenance_.is_purged(slot.givers), chunk.slot);
-  actions_.push_back(PublishChunks{{slot.meta}});
+  if (slot.is_complete()) actions_.push_back(PublishChunks{{slot.meta}});
   sender_.chunk_ready(slot, now_);
+}
+
+void SchedulerCore::slot_written(ChunkRef chunk, std::uint32_t rank, bool ok, TimeNs now) {
+  now_ = now;
+  if (!ok) counters_.slot_copies_failed += 1;
+  if (pool_.slot_written(chunk, rank, ok)) publish(chunk);
+  announce_evictions();
 }
 
 /// Tells the engine's KV events which of the request's tokens the chunk has, once for each chunk.

@@ -37,6 +37,7 @@
 #include "connector/core/push/push_receiver.h"
 #include "connector/core/push/push_sender.h"
 #include "connector/core/scheduler/events.h"
+#include "connector/core/scheduler/frame_holders.h"
 #include "connector/core/scheduler/peer_holds.h"
 #include "connector/core/scheduler/preparation.h"
 #include "connector/core/scheduler/request_state.h"
@@ -90,7 +91,7 @@ class SchedulerCore {
                  const std::vector<std::uint64_t>& checksums = {}, const TransferEnd& end = {},
                  const std::vector<bool>& in_frames = {});
   /// One rank's copy of a pulled chunk from a frame to its slot has ended. Follows pull_done() once for each item that
-  /// `in_frames` names. Until then the chunk is loaded from the frame, and is not offered to other nodes.
+  /// `in_frames` names. Until then the chunk is loaded from the frame, and offered only to nodes that read frames.
   void slot_written(ChunkRef chunk, std::uint32_t rank, bool ok, TimeNs now);
   LeaseReply lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now);
   void lease_released(std::uint64_t lease);
@@ -294,11 +295,11 @@ class SchedulerCore {
   Handoffs handoffs_;
   std::map<std::uint64_t, GrantedLease> leases_;  // [lease number] leases granted to other nodes
   std::size_t num_leased_chunks_ = 0;             // chunks in leases_; a chunk with two leases counts twice
-  // [id of the order] pins that the controller ordered.
-  std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;
+  std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [id of the order]
   std::size_t num_controller_pinned_ = 0;  // chunks in controller_pins_; a chunk with two pins counts twice
   std::deque<Replication> replications_;   // only the first replication is in progress
   SuspectNodes suspects_{config_.load_timeout};
+  FrameHolders frame_holders_;
   std::vector<SaveJob> saves_before_next_;  // saves of preempted and finished requests
   std::vector<LoadJob> loads_next_;
   std::set<ChunkRef> saving_;  // slots of planned saves that some rank has not reported

@@ -8,6 +8,15 @@
 
 namespace kvferry {
 
+/// Lets a fetch ask the handoff source at `endpoint` once more, which has the missing chunks in its slots by then. Its
+/// lease is kept until that, because the source unpins the prompt when the lease ends.
+static void ask_source_again(RequestState& request, const std::string& endpoint) {
+  if (!request.source || request.source->endpoint != endpoint) return;
+  if (std::exchange(request.fetch->asked_again, true)) return;
+  request.fetch->asked_source = false;
+  request.source_left = true;
+}
+
 void SchedulerCore::start_fetch(RequestState& request, TimeNs now) {
   request.fetched = true;
   request.source_left = false;
@@ -99,6 +108,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
       blame(request, Cause::kSuspect, offer.endpoint);
     if (wanted.empty()) continue;
     RequestLease lease{fetch.id, offer.endpoint, {config_.fingerprint, {}, handoff}};
+    lease.request.is_sure_of_frames = frame_holders_.contains(offer.endpoint);
     for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
     suspects_.asked(offer.endpoint, now);
     fetch.stage = Fetch::Stage::kLease;
@@ -180,6 +190,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
                 true});
   } else if (reply.chunks.size() < current.wanted.size()) {
     blame(request, Cause::kEvictedThere, endpoint);
+    if (frame_holders_.missed(endpoint)) ask_source_again(request, endpoint);  // there may have been too few frames
   }
   // A push may have reserved slots for requested chunks in the meantime. Those chunks are not pulled now; if the push
   // fails, the source is asked again.
@@ -231,8 +242,8 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
       if (RequestState* waiting = find(request)) blame(*waiting, Cause::kPoolFull);
       break;
     }
-    pull.items.push_back(
-        {leased.chunk, *slot, leased.num_tokens, leased.checksums, leased.run_checksums, leased.frames});
+    pull.items.push_back({leased.chunk, *slot, leased.num_tokens, leased.checksums, leased.run_checksums, leased.frames,
+                          leased.lacks_slots});
   }
   announce_evictions();
   if (pull.items.empty()) return nullptr;
@@ -259,7 +270,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     const std::uint64_t checksum = has_checksums ? item.checksums.at(rank) : is_ok ? checksums[i] : 0;
     if (pool_.rank_written(item.local, rank, is_ok, checksum, i < in_frames.size() && in_frames[i])) {
       counters_.pulled_chunks += 1;
-      if (pool_.slot(item.local.slot).is_complete()) publish(item.local);
+      publish(item.local);
     }
   }
   pull.has_failed |= std::ranges::find(ok, true) == ok.end();
@@ -271,25 +282,17 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     suspects_.succeeded(pull.endpoint);
   else if (now - pull.started_at >= config_.try_timeout)
     suspect(pull.endpoint, now);
-  release_lease(find(pull.request), {pull.endpoint, pull.lease});
-  const RequestId request_id = pull.request;
-  const bool is_announced = pull.is_announced;
+  RequestState* const request = find(pull.request);
+  const bool is_waiting = request != nullptr && request->fetch && request->fetch->stage == Fetch::Stage::kPull &&
+                          request->fetch->pull == id;
+  if (is_waiting && pull.has_lost_frames()) ask_source_again(*request, pull.endpoint);
+  release_lease(request, {pull.endpoint, pull.lease});
+  const bool is_announced = pull.is_announced, is_replication = pull.request.value.empty();
   pulls_.erase(found);
   has_ended_writes_ = true;
   if (is_announced) return;
-  if (request_id.value.empty()) return end_replication_piece(id, now);
-  RequestState* request = find(request_id);
-  if (request != nullptr && request->fetch && request->fetch->stage == Fetch::Stage::kPull &&
-      request->fetch->pull == id) {
-    advance_fetch(*request, now);
-  }
-}
-
-void SchedulerCore::slot_written(ChunkRef chunk, std::uint32_t rank, bool ok, TimeNs now) {
-  now_ = now;
-  if (!ok) counters_.slot_copies_failed += 1;
-  if (pool_.slot_written(chunk, rank, ok)) publish(chunk);
-  announce_evictions();
+  if (is_replication) return end_replication_piece(id, now);
+  if (is_waiting) advance_fetch(*request, now);
 }
 
 }  // namespace kvferry

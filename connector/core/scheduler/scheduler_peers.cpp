@@ -26,13 +26,14 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
   const std::size_t num_allowed = std::min<std::size_t>(config_.num_slots, kLeasedChunksMax - num_leased_chunks_);
   for (std::uint32_t i = 0; i < request.keys.size() && chunks.size() < num_allowed; ++i) {
     const ChunkPool::Slot* slot = pool_.find(request.keys[i]);
-    if (slot == nullptr || !slot->is_complete()) continue;
-    promise::verified_only_in_slots(slot->ranks_in_frames, slot->ref.slot);
+    if (slot == nullptr || !slot->is_readable(request.is_sure_of_frames)) continue;
+    promise::verified_only_in_slots(slot->ranks_in_frames, slot->ref.slot, request.is_sure_of_frames);
     chunks.push_back(slot->ref);
     reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums, slot->meta.window_from});
     reply.chunks.back().tenant = slot->meta.tenant;
     reply.chunks.back().windows_from = slot->meta.windows_from;
     reply.chunks.back().givers = slot->givers;
+    reply.chunks.back().lacks_slots = slot->ranks_in_frames > 0;
     promise::purged_is_gone(provenance_.is_purged(slot->givers), slot->ref.slot);
   }
   if (chunks.empty()) {

@@ -155,6 +155,9 @@ void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, co
   counters_.pulled_in_frames += end.num_in_frames;
   counters_.pulled_past_frames += end.num_past_frames;
   sum.in_frames = std::max(sum.in_frames, end.num_in_frames);
+  if (end.num_past_frames > 0) frame_holders_.missed(pull.endpoint);
+  pull.ranks_in_frames += end.num_in_frames > 0 && end.num_past_frames == 0 ? 1 : 0;
+  if (pull.ranks_in_frames == config_.num_ranks) frame_holders_.reached(pull.endpoint);
   if (sum.failed == 0 && !end.host_why.empty()) sum.note = end.host_why;
   if (num_failed > 0) {
     sum.cause = static_cast<std::uint8_t>(cause_of(end.code));

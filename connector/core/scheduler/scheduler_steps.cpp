@@ -191,18 +191,19 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     loads_.erase(found);
   }
   for (const SaveDone& save : report.saves) {
-    const std::uint32_t tokens = pool_.slot(save.chunk.slot).meta.num_tokens;
-    if (pool_.rank_written(save.chunk, report.rank, save.ok, save.checksum)) {
+    const ChunkPool::Slot& slot = pool_.slot(save.chunk.slot);
+    if (slot.is_in_frame(report.rank)) {
+      slot_written(save.chunk, report.rank, save.ok, now);
+    } else if (pool_.rank_written(save.chunk, report.rank, save.ok, save.checksum, save.is_in_frame)) {
       counters_.saved_chunks += 1;
-      counters_.saved_tokens += tokens;
+      counters_.saved_tokens += slot.meta.num_tokens;
       publish(save.chunk);
     } else if (!save.ok) {
       counters_.save_failures += 1;
     }
-    const ChunkPool::State state = pool_.slot(save.chunk.slot).state;
-    if (state == ChunkPool::State::kWriting) continue;
+    if (slot.state == ChunkPool::State::kWriting) continue;
     saving_.erase(save.chunk);
-    if (state != ChunkPool::State::kReady) sender_.chunk_write_failed(save.chunk);
+    if (slot.state != ChunkPool::State::kReady) sender_.chunk_write_failed(save.chunk);
   }
   announce_evictions();
   tick(now);

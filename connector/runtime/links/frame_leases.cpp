@@ -41,6 +41,10 @@ std::vector<FrameLeases::Ready> FrameLeases::take_ready(TimeNs now) {
       const bool has_any = std::ranges::any_of(frames, [](std::uint32_t frame) { return frame != kNoFrame; });
       if (has_any) answer.reply.chunks[i].frames = std::move(frames);
     }
+    std::erase_if(answer.reply.chunks, [](const LeasedChunk& chunk) {
+      return chunk.lacks_slots &&
+             (chunk.frames.empty() || std::ranges::find(chunk.frames, kNoFrame) != chunk.frames.end());
+    });
     all.push_back(std::move(waiting.ready));
     it = waiting_.erase(it);
   }

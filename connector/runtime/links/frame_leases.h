@@ -29,7 +29,8 @@ class FrameLeases {
     Asker asker;
     LeaseAnswer answer;
   };
-  /// Returns the answers that are complete, or whose `patience_ends` has passed.
+  /// Returns the answers that are complete, or whose `patience_ends` has passed. An answer does not have the chunks
+  /// that lack slots (LeasedChunk::lacks_slots) and were not pinned in some rank's frame.
   std::vector<Ready> take_ready(TimeNs now);
   std::size_t num_leases() const { return leases_.size(); }
 

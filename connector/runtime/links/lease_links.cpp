@@ -50,6 +50,7 @@ void LeaseLinks::execute(StartPull& wanted) {
 }
 
 void LeaseLinks::requested(Asker asker, LeaseRequest request) {
+  request.is_sure_of_frames = request.is_sure_of_frames && wants_frames(request);
   const TimeNs patience = waiting_.size() < kDelayedMax ? kSavePatience : 0;
   waiting_.push_back({std::move(asker), std::move(request), parts_.clock.now() + patience});
 }
@@ -86,10 +87,11 @@ bool LeaseLinks::wants_frames(const LeaseRequest& request) const {
 }
 
 bool LeaseLinks::is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const {
-  if (request.handoff.empty()) return false;
+  if (request.handoff.empty() && request.push == 0) return false;
   return std::ranges::any_of(request.keys, [&](const ChunkKey& key) {
     const ChunkPool::Slot* const slot = core.pool().find(key);
-    return slot != nullptr && (slot->ranks_in_frames > 0 || parts_.saves.contains(slot->ref));
+    if (slot == nullptr || slot->is_readable(request.is_sure_of_frames)) return false;
+    return slot->ranks_in_frames > 0 || parts_.saves.contains(slot->ref);
   });
 }
 

@@ -40,8 +40,9 @@ class LeaseLinks {
     LeaseRequest request;
     TimeNs deadline = 0;  // time at which the request is answered without the chunks that are still being saved
   };
-  /// Returns true if the request names a hand-off (LeaseRequest::handoff), and one of the requested chunks is still
-  /// being saved, or copied from GPU memory to its slot. The caller must hold the core's lock.
+  /// Returns true if the request names a hand-off or an announced push, and one of the requested chunks is still being
+  /// saved or copied from GPU memory to its slot, so that the reader can't pull it. The caller must hold the core's
+  /// lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);
   bool wants_frames(const LeaseRequest& request) const;

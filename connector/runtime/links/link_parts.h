@@ -18,8 +18,8 @@
 
 namespace kvferry {
 
-/// [chunk] Number of workers that have not yet reported the chunk's save. A worker with a GPU may report a save in a
-/// later step.
+/// [chunk] Number of workers that have not yet reported that the save has ended, in the slot too. A worker with a GPU
+/// may report a save in a later step.
 using UnreportedSaves = std::map<ChunkRef, std::uint32_t>;
 
 /// All referenced objects outlive the parts of NodeLinks. The send functions return false if the message could not be

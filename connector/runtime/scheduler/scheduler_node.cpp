@@ -221,6 +221,7 @@ Result<void> SchedulerNode::worker_report(std::string_view bytes) {
   with_core([&](SchedulerCore& core) {
     core.worker_report(report, clock_.now());
     for (const SaveDone& save : report.saves) {
+      if (save.is_in_frame) continue;  // the chunk is reported once more
       const auto found = shared_.saves.find(save.chunk);
       if (found != shared_.saves.end() && --found->second == 0) shared_.saves.erase(found);
     }

@@ -30,7 +30,7 @@ class ChunkStore {
 
   // ---- the engine's steps, on one thread ----
   /// Packs the KV that the stream has computed so far; later work in the stream may overwrite the blocks. take_saved()
-  /// reports each item once, in this step or a later one.
+  /// reports the end of each item once, in this step or a later one.
   virtual void save(const std::vector<SaveJob>& jobs, DeviceStream stream) = 0;
   /// Packs one layer of a save. The caller packs the layers in order, from 0, and then calls save(), which packs the
   /// chunk again only if a layer is missing. Returns the chunk_checksum() of the layer's bytes in the slot. Errors:
@@ -40,8 +40,8 @@ class ChunkStore {
     (void)job, (void)item, (void)layer;
     return Error{ErrorCode::kUnavailable, "this chunk store packs all layers of a chunk at once, not single layers"};
   }
-  /// Returns the saves that have ended since the last call. `ok` is true if the slot is whole and other nodes may read
-  /// it.
+  /// Returns the saves that have ended since the last call, and those whose chunk is complete in a frame
+  /// (SaveDone::is_in_frame). `ok` is true if the slot is whole and every node may read it, or if is_in_frame.
   virtual std::vector<SaveDone> take_saved() = 0;
   using IsReadable = std::function<bool(ChunkRef)>;
   /// Begins to unpack chunks into blocks, after the work that the stream has so far. The blocks belong to the store
@@ -101,8 +101,8 @@ class ChunkStore {
   };
   /// Returns the region of the frames; nullopt if there are no frames or no transfer reaches them.
   virtual std::optional<Frames> frames() const { return std::nullopt; }
-  /// Pins the frames of leased chunks until unpin_frames() or `until`. Returns for each chunk the pinned frame, or
-  /// kNoFrame.
+  /// Pins the frames of leased chunks until unpin_frames() or `until`; chunks that take_saved() or take_landed() has
+  /// reported in a frame have one. Returns for each chunk the pinned frame, or kNoFrame.
   virtual std::vector<std::uint32_t> pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) {
     (void)lease, (void)until;
     return std::vector<std::uint32_t>(chunks.size(), kNoFrame);

@@ -116,6 +116,7 @@ void GpuStore::poll() {
       work = works_.erase(work);
       continue;
     }
+    report_in_frames(*work);
     if (!work->is_reported() && work->deadline <= now && leaves_blocks_alone(*work))
       give_up(*work,
               fmt::format("the GPU did not finish its copies of chunks within {} ms", tier_.timeout / kMillisecond));
@@ -123,29 +124,40 @@ void GpuStore::poll() {
   }
 }
 
+/// Takes the checksums of a save's chunks, whose pass has ended. Returns false if the pass does not tell them.
+bool GpuStore::take_checksums(Work& work) {
+  if (work.has_checksums || work.items.empty()) return true;
+  // wait() returns at once, because the pass has ended.
+  const Result<std::vector<std::uint64_t>> taken = work.passes.front()->wait();
+  work.has_checksums = taken && taken->size() == work.items.size();
+  if (!work.has_checksums)
+    log().error("saving {} chunks failed, so their KV is not kept: {}", work.items.size(),
+                taken ? "the checksums of the saved chunks are missing" : taken.error().what);
+  for (std::size_t i = 0; work.has_checksums && i < work.items.size(); ++i) work.items[i].checksum = (*taken)[i];
+  return work.has_checksums;
+}
+
+/// Reports the chunks of a save that are complete in their frames, once the gather has ended.
+void GpuStore::report_in_frames(Work& work) {
+  if (work.items.empty() || !work.gathered) return;
+  if (const Result<bool> reached = work.gathered->is_reached(); !reached || !*reached) return;
+  work.gathered.reset();
+  if (!take_checksums(work)) return give_up(work, "the checksums of the saved chunks are missing");
+  for (const Work::Item& item : work.items)
+    if (item.frame && table_.hashed(*item.frame, item.checksum))
+      saved_.push_back({item.chunk, true, item.checksum, true});
+}
+
 /// Reports the outcome of work that the device has finished, and frees the work's frames and slots.
 void GpuStore::end(Work& work) {
-  std::vector<std::uint64_t> checksums;
-  bool ok = true;
-  if (work.kind == Work::Kind::kSave && !work.items.empty()) {
-    // wait() returns at once, because the pass has ended.
-    Result<std::vector<std::uint64_t>> taken = work.passes.front()->wait();
-    ok = taken && taken->size() == work.items.size();
-    if (ok)
-      checksums = std::move(*taken);
-    else
-      log().error("saving {} chunks failed, so their KV is not kept: {}", work.items.size(),
-                  taken ? "the checksums of the saved chunks are missing" : taken.error().what);
-  }
-  for (std::size_t i = 0; i < work.items.size(); ++i) {
-    const Work::Item& item = work.items[i];
-    const std::uint64_t checksum = i < checksums.size() ? checksums[i] : item.checksum;
+  const bool ok = work.kind != Work::Kind::kSave || take_checksums(work);
+  for (const Work::Item& item : work.items) {
     if (item.frame && ok) {
-      if (table_.written_back(*item.frame)) table_.hashed(*item.frame, checksum);
+      if (table_.written_back(*item.frame)) table_.hashed(*item.frame, item.checksum);
     } else if (item.frame) {
       table_.drop(*item.frame);
     }
-    report(work, item, ok, checksum);
+    report(work, item, ok, item.checksum);
   }
   if (work.loads) {
     verify(work);

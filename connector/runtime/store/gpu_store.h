@@ -72,15 +72,18 @@ class GpuStore final : public ChunkStore {
     DeviceStream stream = nullptr;  // CUDA stream to which the last piece of work was submitted
     /// Recorded after the last piece of work; empty while the device refuses to record an event.
     std::optional<DeviceEvent> event;
+    /// Recorded after the gather of a save with frames; empty once the save's chunks were reported in their frames.
+    std::optional<DeviceEvent> gathered;
     std::vector<FramePin> pins;
     std::vector<std::uint32_t> slots;
     std::vector<PassPtr> passes;
     struct Item {
       ChunkRef chunk;
       std::optional<FrameRef> frame;
-      std::uint64_t checksum = 0;  // set for a landing only; the checksum of a save comes from its pass
+      std::uint64_t checksum = 0;  // for a save, valid once has_checksums
     };
     std::vector<Item> items;        // chunks to report at the end; empty after the work has been given up
+    bool has_checksums = false;     // true once the pass of a save has told the checksums
     std::unique_ptr<Loads> loads;   // loads to report at the end; nullptr after the work has been given up
     DeviceStream engine = nullptr;  // the engine's stream, in which the engine uses the loads' blocks
     TimeNs deadline = 0;
@@ -106,6 +109,8 @@ class GpuStore final : public ChunkStore {
   void use_slot(Work& work, std::uint32_t slot);
   bool is_over(Work& work);
   void poll();
+  bool take_checksums(Work& work);
+  void report_in_frames(Work& work);
   void end(Work& work);
   void report(const Work& work, const Work::Item& item, bool ok, std::uint64_t checksum);
   void give_up(Work& work, std::string_view why);
@@ -115,7 +120,7 @@ class GpuStore final : public ChunkStore {
   Result<void> enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream);
   Result<void> write_back(Work& work, std::span<const DeviceCopy> down);
 
-  bool is_landing_in(std::uint32_t slot) const;
+  bool is_written_from_frame(std::uint32_t slot) const;
   void start_loads(Work& work);
   void find_sources(Work& work);
   void unpack(const LoadParts& parts, bool wants_checksums, Work& work);

@@ -37,10 +37,10 @@ void GpuStore::load(std::vector<LoadJob> jobs, const IsReadable& is_readable, De
   works_.push_back(std::move(work));
 }
 
-/// Returns true if the device may still copy a landed chunk to the slot.
-bool GpuStore::is_landing_in(std::uint32_t slot) const {
+/// Returns true if the device may still copy a saved or landed chunk to the slot.
+bool GpuStore::is_written_from_frame(std::uint32_t slot) const {
   return std::ranges::any_of(works_, [&](const Work& work) {
-    return work.kind == Work::Kind::kLanding && std::ranges::find(work.slots, slot) != work.slots.end();
+    return work.kind != Work::Kind::kLoad && std::ranges::find(work.slots, slot) != work.slots.end();
   });
 }
 
@@ -91,7 +91,8 @@ void GpuStore::find_sources(Work& work) {
       work.pins.push_back(table_.pin(*frame, "load of slot " + std::to_string(chunk.slot)));
       continue;
     }
-    if (is_landing_in(chunk.slot)) {  // the landing has failed since the load was planned, so its frame is gone
+    // The copy to the slot has failed since the load was planned, so the frame is gone.
+    if (is_written_from_frame(chunk.slot)) {
       part.state = LoadPart::State::kFailed;
       continue;
     }

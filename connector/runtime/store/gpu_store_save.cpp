@@ -82,6 +82,7 @@ Result<void> GpuStore::enqueue_save(Work& work, std::span<const DeviceCopy> down
     return {};
   }
   KVFERRY_TRY(gathered.make_wait(*down_));
+  work.gathered = std::move(gathered);
   work.stream = *down_;
   for (const Work::Item& item : work.items)
     if (item.frame) table_.filled(*item.frame);

@@ -44,12 +44,7 @@ void Puller::start(PullOrder order) {
   if (pull->order.items.empty()) return end(*pull);
   look_for_frames(*pull);
   Pieces pieces;
-  for (std::size_t i = 0; i < pull->order.items.size(); ++i) {
-    if (const Result<void> planned = plan(pull, i, pieces); !planned) {
-      pull->what = planned.error().what;
-      settle(*pull, i, false);
-    }
-  }
+  for (std::size_t i = 0; i < pull->order.items.size(); ++i) plan_or_settle(pull, i, pieces);
   for (auto& [place, piece] : pieces) submit(std::move(piece));
 }
 
@@ -109,22 +104,28 @@ Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces
 }
 
 /// Asks the store where a chunk may be written: into a frame, if the holder has the chunk in a frame, a path leads to
-/// the frames here, and one of them is free; otherwise into the chunk's slot.
+/// the frames here, and one of them is free; otherwise into the chunk's slot. That is an error if the holder does not
+/// have the chunk in its slot yet.
 Result<Puller::Target> Puller::place_of(Pull& pull, const PullItem& item) {
   const std::uint32_t rank = parts_.core.rank();
   const std::uint64_t bytes = item.num_tokens * parts_.bytes_per_token;
   const bool is_in_frame = !pull.has_runs() && rank < item.frames.size() && item.frames[rank] != kNoFrame;
+  Target target;
   if (is_in_frame && pull.uses_frames) {
-    const ChunkStore::Place place = KVFERRY_TRY(parts_.store.land(item.local, bytes));
-    const bool is_frame = place.region == parts_.store.frames()->region;
-    if (!is_frame) pull.host_why = "no frame of GPU memory was free on this node";
-    (is_frame ? pull.num_in_frames : pull.num_past_frames) += 1;
-    return Target{place, is_frame};
+    target.place = KVFERRY_TRY(parts_.store.land(item.local, bytes));
+    target.is_in_frames = target.place.region == parts_.store.frames()->region;
+    if (!target.is_in_frames) pull.host_why = "no frame of GPU memory was free on this node";
+    (target.is_in_frames ? pull.num_in_frames : pull.num_past_frames) += 1;
+  } else {
+    if (is_in_frame) pull.num_past_frames += 1;
+    if (!pull.uses_frames || pull.host_why.empty())
+      pull.host_why = pull.uses_frames ? "the other node had the chunk in host memory" : pull.frames_why;
+    target.place = KVFERRY_TRY(parts_.store.land_in_slot(item.local, bytes));
   }
-  if (is_in_frame) pull.num_past_frames += 1;
-  if (!pull.uses_frames || pull.host_why.empty())
-    pull.host_why = pull.uses_frames ? "the other node had the chunk in host memory" : pull.frames_why;
-  return Target{KVFERRY_TRY(parts_.store.land_in_slot(item.local, bytes)), false};
+  if (item.lacks_slots && !target.is_in_frames)
+    return Error{ErrorCode::kUnavailable,
+                 "chunks that the other node had in GPU memory only can't be pulled: " + pull.host_why};
+  return target;
 }
 
 void Puller::submit(Piece piece) {
@@ -143,7 +144,8 @@ void Puller::submit(Piece piece) {
   }
 }
 
-/// Pulls the chunks of a piece from slot to slot, after the piece's transfer from frame to frame has failed.
+/// Pulls the chunks of a piece from slot to slot, after the piece's transfer from frame to frame has failed. Those that
+/// the holder does not have in its slots yet fail.
 void Puller::submit_from_slots(const Piece& failed, const std::string& why) {
   Pull& pull = *failed.pull;
   log().warn("pulling {} chunks from GPU to GPU failed, so they are pulled through host memory: {}",
@@ -155,10 +157,7 @@ void Puller::submit_from_slots(const Piece& failed, const std::string& why) {
   for (const std::size_t index : failed.items) {
     pull.num_in_frames -= 1;
     pull.num_pieces[index] = 0;
-    if (const Result<void> planned = plan(failed.pull, index, pieces); !planned) {
-      pull.what = planned.error().what;
-      settle(pull, index, false);
-    }
+    plan_or_settle(failed.pull, index, pieces);
   }
   for (auto& [place, piece] : pieces) submit(std::move(piece));
 }

@@ -5,7 +5,8 @@
 //
 // A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU and
 // a frame is free here. All other chunks are pulled from slot to slot. If a transfer from frame to frame fails before
-// the pull's deadline, and not because of a wrong checksum, its chunks are pulled once more, from slot to slot.
+// the pull's deadline, and not because of a wrong checksum, its chunks are pulled once more, from slot to slot. A chunk
+// that is not in the holder's slot yet (PullItem::lacks_slots) is pulled into a frame, or fails.
 #pragma once
 
 #include <cstdint>
@@ -89,6 +90,13 @@ class Puller {
 
   Result<void> check(const PullOrder& order) const;
   void look_for_frames(Pull& pull);
+  void plan_or_settle(const PullPtr& pull, std::size_t item, Pieces& pieces) {
+    const Result<void> planned = plan(pull, item, pieces);
+    if (planned) return;
+    pull->what = planned.error().what;
+    pull->code = planned.error().code;
+    settle(*pull, item, false);
+  }
   Result<void> plan(const PullPtr& pull, std::size_t item, Pieces& pieces);
   struct Target {
     ChunkStore::Place place;

@@ -28,7 +28,7 @@ void Pusher::start(const PushStart& start) {
   const std::lock_guard lock(mutex_);
   Item& item = item_of(start.push, start.index, start.chunk, start.num_tokens);
   const std::uint32_t rank = parts_.core.rank();
-  item.is_saved = item.is_whole = true;
+  item.is_saved = item.is_in_frame = item.is_whole = true;
   std::string refusal;
   if (!parts_.fits(start.chunk, start.num_tokens))
     refusal = fmt::format("pool slot {} does not exist or is too small for the chunk of {} tokens", start.chunk.slot,
@@ -63,11 +63,20 @@ void Pusher::layer_saved(const SaveItem& save, std::uint32_t layer, std::uint64_
   wake_();
 }
 
+void Pusher::reached_frame(const SaveItem& save) {
+  {
+    const std::lock_guard lock(mutex_);
+    item_of(save.push, save.push_index, save.chunk, save.num_tokens).is_in_frame = true;
+    advance(save.push, save.push_index);
+  }
+  wake_();
+}
+
 void Pusher::saved(const SaveItem& save, bool ok, std::uint64_t checksum) {
   {
     const std::lock_guard lock(mutex_);
     Item& item = item_of(save.push, save.push_index, save.chunk, save.num_tokens);
-    item.is_saved = true;
+    item.is_saved = item.is_in_frame = true;
     item.is_whole = ok;
     item.failed |= !ok;
     item.checksum = checksum;
@@ -123,7 +132,7 @@ void Pusher::advance(std::uint64_t id, std::uint32_t index) {
   }
   if (!push.order) return;
   if (index >= push.order->grants.size() || push.order->grants[index].empty()) {
-    if (item.is_saved) end(id, index, item, {{}, ErrorCode::kRefused, ""});  // no slot was granted for the chunk
+    if (item.is_in_frame) end(id, index, item, {{}, ErrorCode::kRefused, ""});  // no slot was granted for the chunk
     return;
   }
   begin(push, id, index, item);
@@ -217,7 +226,7 @@ bool Pusher::progress(const SendOutcome& send) {
     for (const auto& [id, index] : std::set(full_)) advance(id, index);
     outcomes = std::exchange(outcomes_, {});
     std::erase_if(pushes_, [&](const auto& entry) {
-      const auto is_over = [](const auto& item) { return item.second.is_over; };
+      const auto is_over = [](const auto& item) { return item.second.is_over && item.second.is_saved; };
       return dropped_.contains(entry.first) &&
              std::all_of(entry.second.items.begin(), entry.second.items.end(), is_over);
     });

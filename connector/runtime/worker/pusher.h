@@ -45,6 +45,9 @@ class Pusher {
   // ---- step thread ----
   /// Reports that layers 0 to `layer` of the chunk are in the chunk's slot. `checksum`: that of layer `layer`.
   void layer_saved(const SaveItem& item, std::uint32_t layer, std::uint64_t checksum);
+  /// Reports that the chunk is complete in a frame, and still being copied to its slot. If the other node has granted
+  /// no slot, because it pulls the chunk, the push of the chunk ends here.
+  void reached_frame(const SaveItem& item);
   /// Reports the end of the save; `ok` is true if the whole chunk is in its slot.
   void saved(const SaveItem& item, bool ok, std::uint64_t checksum);
 
@@ -54,6 +57,7 @@ class Pusher {
     std::uint32_t num_tokens = 0;
     std::vector<std::uint64_t> layer_sums;  // [layer] checksums of the layers in the slot
     bool is_saved = false;                  // true once the save has ended
+    bool is_in_frame = false;               // true once the chunk is complete in a frame or its save has ended
     bool is_whole = false;
     bool failed = false;
     std::uint64_t checksum = 0;

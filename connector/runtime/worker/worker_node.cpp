@@ -247,10 +247,18 @@ void WorkerNode::save_all(const std::vector<SaveJob>& jobs, DeviceStream stream)
 void WorkerNode::take_saved() {
   const std::vector<SaveDone> saved = store_->take_saved();
   core_.locked([&](WorkerCore& core) {
-    for (const SaveDone& save : saved) core.saved(save.chunk, save.ok, save.checksum);
+    for (const SaveDone& save : saved) core.saved(save);
   });
-  for (const SaveDone& save : saved)
-    if (const auto push = pushed_.extract(save.chunk)) service_->pusher().saved(push.mapped(), save.ok, save.checksum);
+  for (const SaveDone& save : saved) {
+    const auto push = pushed_.find(save.chunk);
+    if (push == pushed_.end()) continue;
+    if (save.is_in_frame) {
+      service_->pusher().reached_frame(push->second);
+    } else {
+      service_->pusher().saved(push->second, save.ok, save.checksum);
+      pushed_.erase(push);
+    }
+  }
 }
 
 void WorkerNode::loaded(const LoadJob& job, LoadOutcome outcome) {

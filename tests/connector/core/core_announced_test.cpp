@@ -18,10 +18,11 @@ constexpr auto kPulled = static_cast<std::uint8_t>(PushVerdict::kPulled);
 class Announcing : public PushBench {
  protected:
   /// Plays the decode node, which leases announced chunks of the offer.
-  LeaseReply lease(const OfferPush& offered, std::initializer_list<std::uint32_t> chunks) {
+  LeaseReply lease(const OfferPush& offered, std::initializer_list<std::uint32_t> chunks, bool is_sure = false) {
     LeaseRequest wanted{"model", {}, {}};
     for (const std::uint32_t index : chunks) wanted.keys.push_back(offered.offer.chunks.at(index).key);
     wanted.push = offered.push;
+    wanted.is_sure_of_frames = is_sure;
     return core_->lease_requested("decode", wanted, now_);
   }
 };
@@ -114,6 +115,93 @@ TEST_F(Announcing, TellsAFailedSaveAsFailed) {
   EXPECT_FALSE(told[1].ok);
 }
 
+TEST_F(Announcing, TellsAChunkThatIsInItsFrameAndLeasesItToWhoReadsFrames) {
+  const OfferPush offered = offer("r", 32);
+  answer(offered, {kPulled, kPulled});
+  const StepPlan plan = prefill("r", 32, false);
+  WorkerReport report = well_done(plan);
+  for (SaveDone& save : report.saves) save.is_in_frame = true;
+  core_->worker_report(report, now_);
+  std::vector<Action> actions = core_->take_actions();
+  EXPECT_EQ(std::ranges::count_if(actions, [](const Action& one) { return std::holds_alternative<SettlePush>(one); }),
+            2);
+  for (const Action& action : actions)
+    EXPECT_FALSE(std::holds_alternative<PublishChunks>(action)) << "a reader without frames could not read it";
+  EXPECT_THAT(lease(offered, {0, 1}).chunks, IsEmpty()) << "the reader may have no path to the frames";
+  const LeaseReply reply = lease(offered, {0, 1}, true);
+  EXPECT_THAT(reply.chunks,
+              ElementsAre(Field(&LeasedChunk::lacks_slots, true), Field(&LeasedChunk::lacks_slots, true)));
+  core_->lease_released(reply.lease);
+  EXPECT_EQ(core_->num_pushes(), 0u);
+  core_->take_actions();
+  report.saves[0].is_in_frame = report.saves[1].is_in_frame = report.saves[1].ok = false;
+  core_->worker_report(report, now_);
+  actions = core_->take_actions();
+  ASSERT_THAT(actions, SizeIs(1)) << "the second chunk, which nobody was told of, is dropped";
+  EXPECT_THAT(std::get<PublishChunks>(actions[0]).chunks, SizeIs(1));
+  EXPECT_EQ(core_->counters().saved_chunks, 2u);
+  EXPECT_EQ(core_->counters().slot_copies_failed, 1u);
+  const LeaseReply late = lease(offered, {0, 1}, true);
+  ASSERT_THAT(late.chunks, ElementsAre(Field(&LeasedChunk::index, 0u)));
+  EXPECT_FALSE(late.chunks[0].lacks_slots);
+  EXPECT_BREAKS(core_->worker_report(report, now_), "exactly-once");
+}
+
+TEST_F(Announcing, TellsAChunkOnceItIsInTheFrameOrSlotOfEveryRank) {
+  CoreConfig config = sizes(16, 16, 8);
+  config.num_ranks = 2;
+  core_.emplace(config);
+  const OfferPush offered = offer("r", 16);
+  answer(offered, {kPulled});
+  const StepPlan plan = prefill("r", 16, false);
+  WorkerReport first = well_done(plan), second = well_done(plan, 1);
+  first.saves[0].is_in_frame = true;
+  core_->worker_report(first, now_);
+  EXPECT_THAT(settled(), IsEmpty());
+  first.saves[0].is_in_frame = false;
+  core_->worker_report(first, now_);
+  second.saves[0].is_in_frame = true;
+  core_->worker_report(second, now_);
+  EXPECT_THAT(settled(), SizeIs(1));
+  EXPECT_THAT(lease(offered, {0}).chunks, IsEmpty());
+  second.saves[0].is_in_frame = false;
+  core_->worker_report(second, now_);
+  EXPECT_THAT(take<PublishChunks>(), SizeIs(1));
+  EXPECT_THAT(settled(), IsEmpty()) << "it was told before";
+}
+
+TEST_F(Announcing, TellsAChunkThatWasInItsFrameBeforeTheAnswer) {
+  for (const std::uint8_t verdict : {kPulled, static_cast<std::uint8_t>(PushVerdict::kGranted)}) {
+    core_.emplace(sizes(16, 16, 8));
+    const OfferPush offered = offer("r", 16);
+    WorkerReport report = well_done(prefill("r", 16, false));
+    report.saves[0].is_in_frame = true;
+    core_->worker_report(report, now_);
+    answer(offered, {verdict});
+    EXPECT_THAT(settled(), IsEmpty()) << "the workers have not said what they have pushed";
+    core_->chunk_push_ended({offered.push, 0, 0, verdict != kPulled, "no grant"}, now_);
+    EXPECT_THAT(settled(), ElementsAre(Field(&SettledChunk::ok, true)));
+    report.saves[0].is_in_frame = false;
+    core_->worker_report(report, now_);
+    EXPECT_THAT(settled(), IsEmpty());
+  }
+}
+
+TEST_F(Announcing, KeepsTheSlotOfAChunkInItsFrameThoughTheCacheIsReset) {
+  core_.emplace(sizes(16, 16, 1));
+  add("r", 16);
+  WorkerReport report = well_done(prefill("r", 16, false));
+  report.saves.at(0).is_in_frame = true;
+  core_->worker_report(report, now_);
+  core_->reset_cache();
+  EXPECT_THAT(take<AnnounceEvictions>(), IsEmpty()) << "nobody was told of it";
+  EXPECT_EQ(core_->pool().slot(0).state, ChunkPool::State::kRetired);
+  report.saves[0].is_in_frame = false;
+  core_->worker_report(report, now_);
+  EXPECT_EQ(core_->pool().slot(0).state, ChunkPool::State::kFree);
+  EXPECT_THAT(take<PublishChunks>(), IsEmpty());
+}
+
 TEST_F(Announcing, EndsAtItsDeadlineIfNobodyPulls) {
   const OfferPush offered = offer("r", 32);
   answer(offered, {kPulled, kPulled});
@@ -198,6 +286,23 @@ TEST_F(Pulling, LeasesAndPullsEachAnnouncedChunkAtOnce) {
   EXPECT_EQ(core_->num_reservations(), 1u);
 }
 
+TEST_F(Pulling, IsSureOfFramesOnceTheyWereReachedAndUntilTheyWereMissed) {
+  const PushReply reply = offered(prompt(64));
+  const auto pulls = [&](std::uint32_t chunk, TransferEnd end) {
+    announce(reply.reservation, {chunk});
+    const RequestLease asked = take<RequestLease>().at(0);
+    answer(asked, 70 + chunk);
+    core_->pull_done(take<StartPull>().at(0).pull, 0, {true}, now_, {}, end);
+    return asked.request.is_sure_of_frames;
+  };
+  TransferEnd reached, missed;
+  reached.num_in_frames = missed.num_past_frames = 1;
+  EXPECT_FALSE(pulls(0, reached));
+  EXPECT_TRUE(pulls(1, {})) << "what is in no frame says nothing";
+  EXPECT_TRUE(pulls(2, missed));
+  EXPECT_FALSE(pulls(3, reached));
+}
+
 TEST_F(Pulling, AnnouncedChunksAreFoundByTheirRequest) {
   const PushReply reply = offered(prompt(32));
   announce(reply.reservation, {0, 1});
@@ -267,6 +372,13 @@ TEST(AnnouncedPushesTest, NameNotMoreThanSoManyEndpointsAtATime) {
   EXPECT_TRUE(pushes.has_room_for(of(7)));
   pushes.erase_ended(kSecond);
   EXPECT_TRUE(pushes.has_room_for("tcp://another:1"));
+}
+
+TEST(FrameHoldersTest, AreNotMoreThanSoManyAtATime) {
+  FrameHolders holders;
+  for (std::size_t i = 0; i < 2 * FrameHolders::kMax; ++i) holders.reached(fmt::format("tcp://10.0.0.1:{}", i));
+  EXPECT_LE(holders.size(), FrameHolders::kMax);
+  EXPECT_TRUE(holders.contains(fmt::format("tcp://10.0.0.1:{}", 2 * FrameHolders::kMax - 1)));
 }
 
 TEST_F(Pulling, APushWhoseNodeIsGoneEnds) {

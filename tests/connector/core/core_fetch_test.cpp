@@ -147,6 +147,59 @@ TEST_F(Fetching, TheSlotOfAChunkInAFrameIsKeptThoughTheCacheIsReset) {
   EXPECT_THAT(pull(ask("c", "far"), 11).items, SizeIs(4));
 }
 
+TEST_F(Fetching, WhatTheSourceHadInFramesOnlyAndWasNotPulledIsAskedForOnceMore) {
+  NewRequest added = request("a", 33);
+  added.source = HandoffSource{"tcp://far", "hand", 32};
+  core_->add_request(added, now_);
+  const RequestLease first = take<RequestLease>().at(0);
+  LeaseReply reply = grant(first, 9);
+  for (LeasedChunk& chunk : reply.chunks) chunk.lacks_slots = true;
+  core_->lease_answered(first.fetch, first.endpoint, reply, now_);
+  const StartPull pulling = take<StartPull>().at(0);
+  EXPECT_TRUE(pulling.items.at(1).lacks_slots);
+  TransferEnd end;
+  end.num_in_frames = end.num_past_frames = 1;
+  core_->pull_done(pulling.pull, 0, {true, false}, now_, {}, end);
+  std::vector<Action> actions = core_->take_actions();
+  ASSERT_THAT(actions, SizeIs(2)) << "a publication and a request; the lease is kept";
+  const RequestLease second = std::get<RequestLease>(actions.back());
+  EXPECT_EQ(second.endpoint, "tcp://far");
+  EXPECT_THAT(second.request.keys, SizeIs(1));
+  EXPECT_EQ(second.request.handoff, "hand");
+  EXPECT_FALSE(second.request.is_sure_of_frames);
+  core_->lease_answered(second.fetch, second.endpoint, grant(second, 10), now_);
+  const StartPull again = take<StartPull>().at(0);
+  core_->pull_done(again.pull, 0, {true}, now_);
+  EXPECT_THAT(take<ReleaseLease>(), SizeIs(2));
+  core_->set_directory_up(false);
+  core_->tick(now_ += 2 * kSecond);
+  EXPECT_EQ(lookup("a").num_external, 32u);
+}
+
+TEST_F(Fetching, WhatASourceWhoseFramesWereReachedDoesNotLeaseIsAskedForOnceMore) {
+  const auto fetch = [&](const std::string& id, std::size_t num_tokens) {
+    NewRequest added = request(id, num_tokens);
+    added.source = HandoffSource{"tcp://far", "hand", static_cast<std::uint32_t>(num_tokens)};
+    core_->add_request(added, now_);
+    return take<RequestLease>().at(0);
+  };
+  TransferEnd end;
+  end.num_in_frames = 1;
+  core_->pull_done(pull(fetch("a", 17), 9).pull, 0, {true}, now_, {}, end);
+  core_->take_actions();
+  const RequestLease first = fetch("b", 49);
+  EXPECT_TRUE(first.request.is_sure_of_frames);
+  LeaseReply reply = grant(first, 10);
+  reply.chunks.pop_back();  // the holder could not pin the chunk's frame
+  core_->lease_answered(first.fetch, first.endpoint, reply, now_);
+  core_->pull_done(take<StartPull>().at(0).pull, 0, {true}, now_, {}, end);
+  const RequestLease second = take<RequestLease>().at(0);
+  EXPECT_EQ(second.endpoint, "tcp://far");
+  EXPECT_THAT(second.request.keys, ElementsAre(first.request.keys.back()));
+  core_->lease_answered(second.fetch, second.endpoint, {}, now_);
+  EXPECT_THAT(take<QueryDirectory>(), SizeIs(1)) << "it has not got the chunk";
+}
+
 TEST_F(Fetching, ADoubledGrantDoesNotGiveBackTheLeaseThatIsBeingRead) {
   const RequestLease wanted = ask("a", "far");
   pull(wanted, 9);

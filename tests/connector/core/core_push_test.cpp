@@ -109,6 +109,20 @@ TEST_F(Sending, PushesAPulledChunkWhenItIsInItsSlot) {
   EXPECT_THAT(take<StartPush>(), SizeIs(1));
 }
 
+TEST_F(Sending, PushesAChunkThatIsPulledAfterTheAnswerWhenItIsInItsSlot) {
+  core_->set_directory_up(true);
+  add("a", 17);
+  core_->directory_answered(take<QueryDirectory>().at(0).fetch, {{"tcp://far", 1, {}}}, now_);
+  core_->lease_answered(take<RequestLease>().at(0).fetch, "tcp://far", {9, {}, {{0, {0, 1}, 16, {5}}}}, now_);
+  const StartPull pulling = take<StartPull>().at(0);
+  const OfferPush offered = offer("r", 32);
+  answer(offered, {kGranted, kDeclined});
+  core_->pull_done(pulling.pull, 0, {true}, now_, {}, {}, {true});
+  EXPECT_THAT(take<StartPush>(), IsEmpty()) << "only its frame has it";
+  core_->slot_written(pulling.items[0].local, 0, true, now_);
+  EXPECT_THAT(take<StartPush>(), SizeIs(1));
+}
+
 TEST_F(Sending, TellsAFailedSaveAsFailedWhenNobodyReadsItAnyMore) {
   const OfferPush offered = offer("r", 16);
   answer(offered, {kGranted});

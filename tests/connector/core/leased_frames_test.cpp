@@ -64,6 +64,22 @@ TEST_F(FramesOfLeases, AreThoseOfExactlyTheLeasedChunks) {
   table_.unpin(unfinished.pin);
 }
 
+TEST_F(FramesOfLeases, AreAlsoThoseThatAreBeingCopiedToTheirSlotsOnceTheyAreVerified) {
+  table_.drop_slot(0);
+  const auto saved = table_.reserve({0, 2}, FrameState::kGathering, "x").value();
+  const auto leased = [&] { return leased_.begin(7, std::vector<ChunkRef>{{0, 2}}, 100).at(0); };
+  table_.filled(saved.frame);
+  table_.write_back_started(saved.frame);
+  EXPECT_EQ(leased(), kNoFrame) << "the GPU may still write the frame";
+  table_.hashed(saved.frame, 5);
+  EXPECT_EQ(leased(), saved.frame.frame);
+  table_.drop(saved.frame);  // the copy to the slot has failed
+  table_.unpin(saved.pin);
+  EXPECT_EQ(num_free(), 3u) << "a reader may be reading it";
+  leased_.end(7);
+  EXPECT_EQ(num_free(), 4u);
+}
+
 TEST_F(FramesOfLeases, KeepTheirBytesWhenTheSlotGetsAnotherChunk) {
   const std::uint32_t frame = leased_.begin(7, std::vector<ChunkRef>{{2, 1}}, 100).at(0);
   table_.drop_slot(2);

@@ -29,11 +29,11 @@ TEST_F(Worker, ASlotIsReadableOnlyWholeAndInItsOwnGeneration) {
   EXPECT_FALSE(core_.readable({3, 0}));
   core_.begin_write({3, 1});
   EXPECT_FALSE(core_.readable({3, 1}));
-  core_.saved({3, 1}, true, 99);
+  core_.saved({{3, 1}, true, 99});
   EXPECT_TRUE(core_.readable({3, 1}));
   EXPECT_FALSE(core_.readable({3, 2}));
   core_.begin_write({3, 2});
-  core_.saved({3, 2}, false, 0);
+  core_.saved({{3, 2}, false, 0});
   EXPECT_FALSE(core_.readable({3, 1}));
   EXPECT_FALSE(core_.readable({3, 2}));
   EXPECT_FALSE(core_.readable({80, 1}));  // there is no such slot; a load of it fails, but the process goes on
@@ -70,7 +70,7 @@ TEST_F(Worker, AReportTellsWhatHappenedOnce) {
   EXPECT_FALSE(core_.take_report());
   core_.begin_step(7);
   core_.begin_write({1, 1});
-  core_.saved({1, 1}, true, 42);
+  core_.saved({{1, 1}, true, 42});
   LoadJob job;
   job.request_id = "r";
   job.attempt = 3;
@@ -121,6 +121,28 @@ TEST_F(Worker, AChunkInAFrameIsLoadedButNotReadUntilItsSlotIsWritten) {
   EXPECT_FALSE(core_.loadable({1, 1}));
   EXPECT_TRUE(core_.writable({1, 2}));
   EXPECT_FALSE(core_.loadable({80, 1}));
+}
+
+TEST_F(Worker, ASaveInAFrameIsToldTwiceAndItsSlotIsReadAfterTheSecondTime) {
+  for (const std::uint32_t slot : {0u, 1u}) {
+    core_.begin_write({slot, 1});
+    core_.saved({{slot, 1}, true, 99, true});
+    EXPECT_TRUE(core_.loadable({slot, 1}));
+    EXPECT_FALSE(core_.readable({slot, 1}));
+    EXPECT_BREAKS(core_.begin_write({slot, 2}), "fenced-reuse");
+  }
+  EXPECT_BREAKS(core_.saved({{0, 1}, true, 99, true}), "exactly-once");
+  EXPECT_EQ(core_.take_report().value().saves.size(), 2u);
+  core_.saved({{0, 1}, true, 99});
+  core_.saved({{1, 1}, false, 0});
+  EXPECT_TRUE(core_.readable({0, 1}));
+  EXPECT_FALSE(core_.loadable({1, 1}));
+  EXPECT_TRUE(core_.writable({1, 2}));
+  EXPECT_BREAKS(core_.saved({{0, 1}, true, 99}), "exactly-once");
+  const auto report = core_.take_report().value();
+  ASSERT_EQ(report.saves.size(), 2u);
+  EXPECT_FALSE(report.saves[0].is_in_frame || report.saves[1].is_in_frame);
+  EXPECT_TRUE(report.saves[0].ok && !report.saves[1].ok);
 }
 
 TEST_F(Worker, AnOverduePullIsNamedOnceAndStillHoldsItsSlots) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -61,19 +62,32 @@ struct Side {
     transport->shutdown();
   }
 
-  /// Saves new KV as this chunk. Returns its bytes, nullopt if the save failed.
-  std::optional<std::vector<std::byte>> try_save(ChunkRef chunk, std::uint32_t seed) {
+  /// Saves new KV as this chunk. Returns its bytes, nullopt if the save failed. If not `waits_for_slot`, returns when
+  /// the chunk is complete in a frame; wait_saved() must then follow if it is in `unsaved`.
+  std::optional<std::vector<std::byte>> try_save(ChunkRef chunk, std::uint32_t seed, bool waits_for_slot = true) {
     const std::vector<std::vector<BlockId>> blocks = {{3, 4}};
     for (const BlockId block : blocks[0]) engine.overwrite(block, seed);
     in_step([&] { store->save({save_job("r", chunk, blocks[0], kTokens)}, engine.stream()); });
+    const auto is_told = [&] { return saved.contains(chunk) || (!waits_for_slot && unsaved.contains(chunk)); };
+    wait_for_saves(is_told);
+    const auto done = saved.extract(chunk);
+    if (done && !done.mapped()) return std::nullopt;
+    return engine.expected({0, kTokens, blocks});
+  }
+  /// Waits until a chunk in `unsaved` was copied to its slot. Returns false if the copy failed.
+  bool wait_saved(ChunkRef chunk) {
+    wait_for_saves([&] { return saved.contains(chunk); });
+    return saved.extract(chunk).mapped();
+  }
+  void wait_for_saves(const std::function<bool()>& is_told) {
     for (int i = 0; i < 10'000; ++i) {
-      std::vector<SaveDone> saved;
-      in_step([&] { saved = store->take_saved(); });
-      for (const SaveDone& done : saved) {
-        if (done.chunk != chunk) continue;
-        if (!done.ok) return std::nullopt;
-        return engine.expected({0, kTokens, blocks});
+      std::vector<SaveDone> all;
+      in_step([&] { all = store->take_saved(); });
+      for (const SaveDone& done : all) {
+        if (!done.is_in_frame) saved[done.chunk] = done.ok;
+        done.is_in_frame ? (void)unsaved.insert(done.chunk) : (void)unsaved.erase(done.chunk);
       }
+      if (is_told()) return;
       ::poll(nullptr, 0, 1);
     }
     throw std::runtime_error("a save does not end");
@@ -175,7 +189,9 @@ struct Side {
   SharedWorkerCore core{0, kSlots};
   std::unique_ptr<ServiceLoop> loop;
   std::unique_ptr<ClientSocket> link;
-  std::map<ChunkRef, bool> written;  // chunks whose copy to the slot has ended; true: well
+  std::map<ChunkRef, bool> written;  // pulled chunks whose copy to the slot has ended; true: well
+  std::map<ChunkRef, bool> saved;    // saved chunks of which nobody has asked yet whether they are in their slots
+  std::set<ChunkRef> unsaved;        // saved chunks that are in a frame, and not in their slots yet
   std::uint64_t num_waits_in_steps = 0;
 };
 

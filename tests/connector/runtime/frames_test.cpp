@@ -33,6 +33,17 @@ class FramePulls : public ::testing::Test {
     }
     frames_ = holder_->lease(7, chunks);
   }
+  /// Does the same, but before the chunks are in their slots.
+  void save_and_lease_early(std::uint32_t count) {
+    holder_->device->hold_copies_to_host(true);
+    std::vector<ChunkRef> chunks;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      bytes_.push_back(holder_->try_save({i, 1}, 100 + i, false).value());
+      chunks.push_back({i, 1});
+      ASSERT_TRUE(holder_->unsaved.contains({i, 1}));
+    }
+    frames_ = holder_->lease(7, chunks);
+  }
   /// Makes the bytes of all of the holder's slots wrong, so that only frames have the chunks.
   void spoil_slots() { std::ranges::fill(holder_->pool.span(), std::byte{0x55}); }
   /// Pulls chunk i into slot `into + i` of the reader, and waits until all are in their slots. A chunk whose copy to
@@ -46,7 +57,13 @@ class FramePulls : public ::testing::Test {
   PullOutcome pull_into_frames(std::uint32_t into = 0) {
     PullOrder order = reader_->order_from(*holder_, ++pulls_);
     for (std::uint32_t i = 0; i < bytes_.size(); ++i)
-      order.items.push_back({{i, 1}, {into + i, pulls_}, kTokens, {chunk_checksum(bytes_[i])}, {}, {frames_.at(i)}});
+      order.items.push_back({{i, 1},
+                             {into + i, pulls_},
+                             kTokens,
+                             {chunk_checksum(bytes_[i])},
+                             {},
+                             {frames_.at(i)},
+                             holder_->unsaved.contains({i, 1})});
     return reader_->ask<PullOutcome>(order);
   }
   bool is_there(std::uint32_t chunk, std::uint32_t slot) {
@@ -95,7 +112,8 @@ TEST_F(FramePulls, AreReportedAndLoadedBeforeTheyAreInTheirSlots) {
     EXPECT_FALSE(reader_->core.readable({i, 1})) << "not for other nodes yet";
     EXPECT_FALSE(reader_->core.locked([&](WorkerCore& core) { return core.writable({i, 2}); }));
   }
-  EXPECT_THAT(reader_->lease(9, {{0, 1}}), ElementsAre(kNoFrame));
+  EXPECT_THAT(reader_->lease(9, {{0, 1}, {0, 2}}), ElementsAre(::testing::Ne(kNoFrame), kNoFrame))
+      << "a node may pull it from its frame";
   EXPECT_EQ(reader_->load({1, 1}, chunk_checksum(bytes_[1]), {5, 6}), kTokens);
   reader_->device->hold_copies_to_host(false);
   for (std::uint32_t i = 0; i < 3; ++i) {
@@ -103,6 +121,45 @@ TEST_F(FramePulls, AreReportedAndLoadedBeforeTheyAreInTheirSlots) {
     EXPECT_TRUE(reader_->core.readable({i, 1}));
     EXPECT_TRUE(is_there(i, i));
   }
+}
+
+TEST_F(FramePulls, NeedNoSlotOfTheHolder) {
+  start();
+  save_and_lease_early(3);
+  const PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true, true)) << done.what;
+  EXPECT_EQ(done.num_in_frames, 3u);
+  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(is_there(i, i));
+  holder_->device->hold_copies_to_host(false);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(holder_->wait_saved({i, 1}));
+    EXPECT_TRUE(std::ranges::equal(holder_->slot(i), bytes_[i]));
+  }
+}
+
+TEST_F(FramePulls, NeverReadASlotThatIsNotWrittenYet) {
+  start({}, {.num_frames = 1});
+  save_and_lease_early(3);
+  PullOutcome done = pull();
+  EXPECT_EQ(std::ranges::count(done.ok, true), 1) << "there is one frame for three chunks";
+  EXPECT_EQ(done.num_past_frames, 2u);
+  EXPECT_THAT(done.what, HasSubstr("had in GPU memory only can't be pulled: no frame of GPU memory was free"));
+  frames_[1] = 1000;  // lies outside of the holder's frames, so that the transfer can't be submitted
+  reader_.emplace(3);
+  meet();
+  done = pull();
+  EXPECT_THAT(done.ok, Each(false));
+  EXPECT_EQ(done.num_in_frames, 0u);
+  EXPECT_EQ(done.num_past_frames, 3u);
+  done = pull();
+  EXPECT_THAT(done.ok, Each(false)) << "the path is left alone for a while";
+  reader_.emplace(4, SideOptions{.path = Path::kTcp});
+  done = pull();
+  EXPECT_THAT(done.ok, Each(false));
+  EXPECT_THAT(done.what, HasSubstr("this node has no frames of GPU memory"));
+  holder_->device->hold_copies_to_host(false);
+  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(holder_->wait_saved({i, 1}));
+  EXPECT_THAT(pull().ok, Each(true)) << "all is in slots now";
 }
 
 TEST_F(FramePulls, OfALeaseSurviveThatTheHolderEvictsAndResets) {
@@ -267,6 +324,24 @@ TEST_F(FramePulls, APushGetsASlotThoughFramesAreFree) {
   EXPECT_TRUE(std::ranges::equal(reader_->slot(2), bytes));
 }
 
+TEST_F(FramePulls, APushOfWhatIsPulledEndsWhenTheChunkIsInItsFrameAndNotOnceMoreWhenItIsInItsSlot) {
+  start();
+  Pusher& pusher = holder_->loop->pusher();
+  const SaveItem item{{0, 1}, 0, kTokens, 3, 0}, another{{1, 1}, 0, kTokens, 3, 1};
+  pusher.reached_frame(item);
+  const auto first = holder_->ask<PushOutcome>(PushOrder{3, {}, {}});  // nothing is granted
+  EXPECT_FALSE(first.ok);
+  EXPECT_EQ(first.index, 0u);
+  pusher.reached_frame(another);
+  EXPECT_EQ(holder_->next<PushOutcome>().index, 1u);
+  PushDrop drop;
+  drop.value = 3;
+  holder_->send(drop);
+  holder_->lease(8, {});  // the worker has read the message before
+  for (const SaveItem& saved : {item, another}) pusher.saved(saved, true, 1);
+  EXPECT_TRUE(holder_->lease(9, {}).empty()) << "this is the next answer";
+}
+
 // ---- the scheduler node's part ----
 class AnswersWithFrames : public ::testing::Test {
  protected:
@@ -297,6 +372,23 @@ TEST_F(AnswersWithFrames, WaitForAllRanksAndTellEachRanksFrames) {
   EXPECT_THAT(ready[0].answer.reply.chunks[1].frames, ElementsAre());
   EXPECT_TRUE(leases_.end(70));
   EXPECT_FALSE(leases_.end(70));
+}
+
+TEST_F(AnswersWithFrames, LeaveOutWhatIsInNoSlotAndNotPinnedByEachRank) {
+  LeaseAnswer made = answer(70);
+  for (LeasedChunk& chunk : made.reply.chunks) chunk.lacks_slots = true;
+  made.reply.chunks.push_back({2, {6, 1}, 8, {1, 2}});
+  made.reply.chunks.push_back(made.reply.chunks[0]);
+  leases_.begin({"x", 9}, made, 0, 30 * kSecond, 100);
+  leases_.take({70, 0, {3, kNoFrame, kNoFrame, kNoFrame}});
+  leases_.take({70, 1, {6, 7, 8, kNoFrame}});
+  const auto ready = leases_.take_ready(99);
+  ASSERT_EQ(ready.size(), 1u);
+  const std::vector<LeasedChunk>& chunks = ready[0].answer.reply.chunks;
+  ASSERT_EQ(chunks.size(), 2u);
+  EXPECT_EQ(chunks[0].index, 0u);
+  EXPECT_TRUE(chunks[0].lacks_slots);
+  EXPECT_EQ(chunks[1].index, 2u) << "it is in slots";
 }
 
 TEST_F(AnswersWithFrames, DoNotWaitLongForARankThatIsLate) {

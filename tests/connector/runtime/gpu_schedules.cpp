@@ -20,7 +20,7 @@ namespace {
 /// nothing.
 struct Tally {
   std::uint64_t wrong_bytes = 0, waits = 0, in_frames = 0, past_frames = 0, dropped = 0, loaded = 0, save_failures = 0,
-                loaded_early = 0, pushed = 0, pushed_in_frames = 0, unlike = 0;
+                loaded_early = 0, pushed = 0, pushed_in_frames = 0, pushed_early = 0, unlike = 0;
 };
 
 class Pair {
@@ -73,9 +73,9 @@ class Pair {
   static constexpr std::uint64_t kPushLeases = 1'000'000'000;  // numbers of leases of pushes are greater
   std::uint32_t below(std::uint32_t n) { return static_cast<std::uint32_t>(random_() % n); }
 
-  void save(std::uint32_t slot) {
+  void save(std::uint32_t slot, bool waits_for_slot = true) {
     const ChunkRef ref{slot, ++generation_};
-    const auto bytes = holder_.try_save(ref, static_cast<std::uint32_t>(random_()));
+    const auto bytes = holder_.try_save(ref, static_cast<std::uint32_t>(random_()), waits_for_slot);
     if (!bytes) ++tally_.save_failures;
     chunks_[slot] = bytes ? Chunk{ref, *bytes} : Chunk{};
   }
@@ -111,7 +111,8 @@ class Pair {
     reader_.device->hold_copies_to_host(false);
     if (below(2) == 0) wait_written();
   }
-  /// Saves up to four chunks. The reader pulls each as soon as it is saved, as chunks of an announced push.
+  /// Saves up to four chunks. The reader pulls each as soon as it is saved, as chunks of an announced push; in half of
+  /// the cases as soon as it is in a frame, before it is in its slot.
   void push() {
     struct Sent {
       PullOrder order;
@@ -121,15 +122,20 @@ class Pair {
     std::map<std::uint64_t, Sent> sent;  // [pull]
     wait_written();
     reader_.device->hold_copies_to_host(below(2) == 0);
+    const bool is_early = below(2) == 0;
+    holder_.device->hold_copies_to_host(is_early);
     const std::uint32_t first = below(kSlots), num_chunks = 1 + below(4);
     for (std::uint32_t i = 0; i < num_chunks; ++i) {
       const std::uint32_t slot = (first + i) % kSlots;
-      save(slot);
+      save(slot, !is_early);
       const Chunk& chunk = chunks_[slot];
       if (chunk.bytes.empty()) continue;
+      const bool lacks_slot = holder_.unsaved.contains(chunk.ref);
       Sent made{reader_.order_from(holder_, ++pulls_), chunk.bytes, kPushLeases + pulls_};
       const std::uint32_t frame = holder_.lease(made.lease, {chunk.ref}).at(0);
-      made.order.items.push_back({chunk.ref, {i, pulls_}, kTokens, {chunk_checksum(chunk.bytes)}, {}, {frame}});
+      made.order.items.push_back(
+          {chunk.ref, {i, pulls_}, kTokens, {chunk_checksum(chunk.bytes)}, {}, {frame}, lacks_slot});
+      if (lacks_slot && frame == kNoFrame) continue;  // the holder would not lease the chunk
       reader_.send(made.order);
       sent.emplace(pulls_, std::move(made));
     }
@@ -139,10 +145,27 @@ class Pair {
       take_pulled(done, made.order.items[0], 0, made.bytes);
       tally_.pushed += done.ok[0] ? 1 : 0;
       tally_.pushed_in_frames += done.ok[0] ? done.num_in_frames : 0;
+      tally_.pushed_early += done.ok[0] && made.order.items[0].lacks_slots ? 1 : 0;
       if (!holder_.link->send(seal(1, FrameUnpin{{made.lease}}))) std::abort();
     }
     reader_.device->hold_copies_to_host(false);
+    holder_.device->hold_copies_to_host(false);
+    wait_saved();
     if (below(2) == 0) wait_written();
+  }
+  /// Waits until what was saved into frames is in its slots.
+  void wait_saved() {
+    for (Chunk& chunk : chunks_) {
+      if (!holder_.unsaved.contains(chunk.ref) && !holder_.saved.contains(chunk.ref)) continue;
+      if (!holder_.wait_saved(chunk.ref)) {
+        ++tally_.save_failures;
+        chunk = {};
+        continue;
+      }
+      const std::size_t slot = chunk.ref.slot;
+      for (std::size_t b = 0; b < chunk.bytes.size(); ++b)
+        tally_.wrong_bytes += holder_.slot(slot)[b] != chunk.bytes[b];
+    }
   }
   /// Checks what a pull has brought of one item, and loads it in half of the cases.
   void take_pulled(const PullOutcome& done, const PullItem& item, std::size_t index,
@@ -211,8 +234,9 @@ int main(int argc, char** argv) {
     for (unsigned long i = 0; i < kSchedulesPerPair && done < num_schedules; ++i)
       pair.run(static_cast<std::uint32_t>(first + done++));
   }
-  std::printf("%lu chunks pulled as they were announced, %lu of them from frame to frame\n", tally.pushed,
-              tally.pushed_in_frames);
+  std::printf(
+      "%lu chunks pulled as they were announced, %lu of them from frame to frame, %lu before they were in a slot\n",
+      tally.pushed, tally.pushed_in_frames, tally.pushed_early);
   std::printf(
       "%lu chunks from frame to frame, %lu past frames, %lu dropped, %lu loaded, %lu of them early, %lu of them with "
       "unlike layers, %lu saves "
@@ -221,7 +245,8 @@ int main(int argc, char** argv) {
       tally.in_frames, tally.past_frames, tally.dropped, tally.loaded, tally.loaded_early, tally.unlike,
       tally.save_failures, num_schedules, tally.wrong_bytes, tally.waits);
   const bool has_all = tally.in_frames > 0 && tally.past_frames > 0 && tally.dropped > 0 && tally.loaded > 0 &&
-                       tally.loaded_early > 0 && tally.unlike > 0 && tally.pushed > 0 && tally.pushed_in_frames > 0;
+                       tally.loaded_early > 0 && tally.unlike > 0 && tally.pushed > 0 && tally.pushed_in_frames > 0 &&
+                       tally.pushed_early > 0;
   if (num_schedules >= 100 && !has_all) std::puts("too little happened: something is wrong with the schedules");
   return tally.wrong_bytes == 0 && tally.waits == 0 && (num_schedules < 100 || has_all) ? 0 : 1;
 }

@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include "tests/connector/runtime/test_store.h"
+#include "transport/base/checksum.h"
 
 namespace kvferry {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Ne;
 
 TEST(GpuStore, DescribesItsTiers) {
   EXPECT_EQ(TestStore({StoreKind::kGpu}).store->describe(), "GPU tier: 3 frames of 2.0 KiB on simulated GPU");
@@ -76,6 +79,48 @@ TEST_F(LateGpu, ASaveIsToldWhenItsSlotIsWrittenAndNotBefore) {
   const auto done = test_.store->take_saved();
   ASSERT_EQ(done.size(), 1u);
   EXPECT_TRUE(done[0].ok);
+}
+
+TEST_F(LateGpu, ASaveIsToldInItsFrameAndLoadedFromItBeforeItsSlotIsWritten) {
+  const std::vector<std::vector<BlockId>> table = {{3}};
+  const std::vector<std::byte> want = test_.engine.expected({0, 4, table});
+  test_.device->hold_copies_to_host(true);
+  test_.save({save_job("r", {0, 1}, {3}, 4)});
+  EXPECT_THAT(test_.store->pin_frames(7, std::vector<ChunkRef>{{0, 1}}, kSecond), ElementsAre(kNoFrame));
+  test_.run();
+  auto done = test_.store->take_saved();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_TRUE(done[0].ok && done[0].is_in_frame);
+  EXPECT_EQ(done[0].checksum, chunk_checksum(want));
+  EXPECT_FALSE(std::ranges::equal(test_.slot(0, want.size()), want));
+  EXPECT_THAT(test_.store->take_saved(), IsEmpty());
+  EXPECT_EQ(test_.load({load_job("l", {0, 1}, done[0].checksum, 4, {5}, 4)})[0].tokens_loaded, 4u);
+  EXPECT_THAT(test_.store->pin_frames(7, std::vector<ChunkRef>{{0, 1}}, kSecond), ElementsAre(Ne(kNoFrame)));
+  test_.device->hold_copies_to_host(false);
+  done = test_.all_saved();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_TRUE(done[0].ok && !done[0].is_in_frame);
+  EXPECT_EQ(done[0].checksum, chunk_checksum(want));
+  EXPECT_TRUE(std::ranges::equal(test_.slot(0, want.size()), want));
+}
+
+TEST_F(LateGpu, ASaveThatWasToldInItsFrameFailsAtItsDeadlineAndIsNotLoadedFromItsSlot) {
+  test_.device->hold_copies_to_host(true);
+  test_.save({save_job("r", {0, 1}, {3}, 4)});
+  const auto early = test_.all_saved();
+  ASSERT_EQ(early.size(), 1u);
+  ASSERT_TRUE(early[0].is_in_frame);
+  test_.clock.advance(TestStore::kTimeout);
+  const auto done = test_.store->take_saved();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_FALSE(done[0].ok || done[0].is_in_frame);
+  EXPECT_EQ(test_.store->num_fenced(), 1u);
+  const auto outcome = test_.load({load_job("l", {0, 1}, early[0].checksum, 4, {5}, 4)}).at(0);
+  EXPECT_EQ(outcome.tokens_loaded, 0u);
+  EXPECT_THAT(outcome.corrupt, IsEmpty()) << "its bytes were not read";
+  test_.device->hold_copies_to_host(false);
+  EXPECT_THAT(test_.all_saved(), IsEmpty());
+  EXPECT_EQ(test_.store->num_fenced(), 0u);
 }
 
 TEST_F(LateGpu, AfterTheDeadlineASaveHasFailedAndItsSlotIsFenced) {

@@ -447,6 +447,21 @@ TEST(NodesWithFrames, PullFromGpuToGpuByDefaultAndTellIt) {
     std::this_thread::sleep_for(20ms);
   }
   EXPECT_GE(metric("pulled_in_frames_total"), 2);
+  // From now on the decode node needs no slots of the prefill node.
+  const auto before = metric("pulled_in_frames_total");
+  one->hold_copies_to_host(true);
+  const auto prompt = tokens(17, 900'000);
+  const auto saved = [&] { return prefiller.scheduler->metrics()["saved_chunks_total"]; };
+  const auto saved_before = saved();
+  const FinishedRequest done = prefill(prefiller, "in frames", prompt, 1);
+  for (Patience patience; saved() < saved_before + 3 && patience.left();) prefiller.step();
+  NewRequest made = new_request("reader", prompt);
+  made.source = HandoffSource{prefiller.endpoint(), done.handoff_name, done.handoff_tokens};
+  EXPECT_EQ(load(decoder, made, 1), 16u);
+  EXPECT_EQ(metric("pulled_in_frames_total"), before + 2);
+  EXPECT_TRUE(prefiller.scheduler->has_unreported_saves());
+  one->hold_copies_to_host(false);
+  prefiller.settle();
 }
 
 TEST(Nodes, AnotherModelInTheSameNamespaceIsRefusedAtStart) {

@@ -274,6 +274,31 @@ TEST_F(PushesOfGpus, GoFromFrameToFrameWhileThePromptIsComputed) {
   EXPECT_EQ(prefiller.scheduler->metrics()["push_failures_total"], 0);
 }
 
+TEST_F(PushesOfGpus, NeedNoSlotsOnceFramesWereReached) {
+  TestNode prefiller(controller_.endpoint(), "prefill", "toy", "", one_),
+      decoder(controller_.endpoint(), "decode", "toy", "", other_);
+  const auto num_in_frames = [&] { return decoder.scheduler->metrics()["pulled_in_frames_total"]; };
+  for (int number = 0; num_in_frames() < 6 && number < 100; ++number) {
+    ASSERT_NO_FATAL_FAILURE(carry(prefiller, decoder, number));
+    std::this_thread::sleep_for(20ms);
+  }
+  const auto before = num_in_frames();
+  one_->hold_copies_to_host(true);
+  const auto tokens = prompt(17, 500'000);
+  prefill(prefiller, "p", tokens, 2, decoder.endpoint(), false);
+  const bool is_there = eventually([&] {
+    prefiller.step();
+    return num_in_frames() == before + 3 && prefiller.scheduler->metrics()["open_pushes"] == 0;
+  });
+  EXPECT_TRUE(is_there);
+  EXPECT_TRUE(prefiller.scheduler->has_unreported_saves());
+  EXPECT_EQ(load(decoder, new_request("d", tokens), 2), 16u);
+  EXPECT_EQ(prefiller.scheduler->metrics()["push_failures_total"], 0);
+  one_->hold_copies_to_host(false);
+  prefiller.settle();
+  EXPECT_EQ(load(prefiller, new_request("again", tokens), 2), 16u);
+}
+
 TEST_F(PushesOfGpus, GoFromSlotToSlotWhereOneNodeHasNoFrames) {
   for (const bool has_sender_frames : {true, false}) {
     const std::string none = R"(, "gpu_pool_bytes": 0)";
