@@ -139,6 +139,7 @@ Result<std::unique_ptr<UcpWorker>> UcpWorker::create(const std::vector<std::stri
 }
 
 UcpWorker::~UcpWorker() {
+  if (owes_messages_) return;
   if (worker_ != nullptr) api().ucp_worker_destroy(worker_);
   if (context_ != nullptr) api().ucp_cleanup(context_);
 }
@@ -197,6 +198,20 @@ void UcpWorker::erase(std::list<Unsent>::iterator unsent) {
 std::uint64_t UcpWorker::unsent_bytes(ucp_ep_h ep) const {
   const auto found = unsent_bytes_.find(ep);
   return found == unsent_bytes_.end() ? 0 : found->second;
+}
+
+void UcpWorker::flush(const Clock& clock, TimeNs patience) {
+  const ucp_request_param_t param{};
+  const ucs_status_ptr_t flushed = api().ucp_worker_flush_nbx(worker_, &param);
+  if (!UCS_PTR_IS_PTR(flushed)) return;
+  const TimeNs deadline = clock.now() + patience;
+  while (api().ucp_request_check_status(flushed) == UCS_INPROGRESS && clock.now() < deadline) progress();
+  owes_messages_ = api().ucp_request_check_status(flushed) == UCS_INPROGRESS;
+  if (owes_messages_)
+    log().warn("transport: UCX still has messages to send after {} ms, so its memory is kept until the process ends",
+               patience / kMillisecond);
+  else
+    api().ucp_request_free(flushed);
 }
 
 bool UcpWorker::arm() { return api().ucp_worker_arm(worker_) == UCS_OK; }

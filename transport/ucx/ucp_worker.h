@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transport/base/clock.h"
 #include "transport/base/result.h"
 #include "transport/ucx/ucx_library.h"
 
@@ -37,6 +38,10 @@ class UcpWorker {
   std::uint64_t unsent_bytes(ucp_ep_h ep) const;
   /// Lets UCX send and receive, and calls handlers and callbacks. Returns whether there was anything to do.
   bool progress() { return api().ucp_worker_progress(worker_) != 0; }
+  /// Calls progress() until UCX has sent all it owes, its own answers to nodes that are connecting too. UCX 1.13 aborts
+  /// the process if a worker is destroyed while such an answer waits. So a worker that still owes something after
+  /// `patience` is never destroyed; its memory and sockets stay until the process ends.
+  void flush(const Clock& clock, TimeNs patience);
   /// Returns whether the thread may sleep until event_fd() is readable.
   bool arm();
   int event_fd() const { return event_fd_; }
@@ -63,6 +68,7 @@ class UcpWorker {
 
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
+  bool owes_messages_ = false;  // true if flush() ran out of patience
   int event_fd_ = -1;
   std::list<Unsent> unsent_;
   std::unordered_map<ucp_ep_h, std::uint64_t> unsent_bytes_;

@@ -67,6 +67,8 @@ void UcxBackend::idle(TimeNs busy_at) {
 }
 
 void UcxBackend::tear_down() {
+  constexpr TimeNs kFlushPatience = 200 * kMillisecond;
+  if (worker_) worker_->flush(clock_, kFlushPatience);
   peers_.clear();
   for (const auto& [region, memory] : memories_) worker_->unmap_memory(memory.handle);
   for (const auto& [device, stream] : hash_streams_) device->drop_stream(stream);

@@ -36,6 +36,7 @@ namespace kvferry::ucx {
   F(ucp_worker_arm)                 \
   F(ucp_worker_create)              \
   F(ucp_worker_destroy)             \
+  F(ucp_worker_flush_nbx)           \
   F(ucp_worker_get_address)         \
   F(ucp_worker_get_efd)             \
   F(ucp_worker_progress)            \
