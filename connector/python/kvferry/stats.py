@@ -27,8 +27,8 @@ COUNTERS = {
     "pulls_total": "Pulls from other nodes' pools.",
     "pulled_chunks_total": "Chunks pulled and verified.",
     "pulled_in_frames_total": "Chunks pulled from GPU memory to GPU memory, counted by each rank.",
-    "pulled_past_frames_total": "Chunks that the other node had in GPU memory, but that were pulled through host memory "
-                                "or, if it had them in GPU memory only, not at all; counted by each rank.",
+    "pulled_past_frames_total": "Chunks that the other node had in GPU memory, but that were pulled through host "
+                                "memory or, if it had them in GPU memory only, not at all; counted by each rank.",
     "prepared_total": "Prompts that were loaded into engine blocks while they were pushed here.",
     "preparations_refused_total": "Preparations (requests that a router sends ahead) that did not begin: all chunks of "
                                   "the prompt were here, or a limit on preparations would be exceeded.",
