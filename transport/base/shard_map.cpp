@@ -48,24 +48,37 @@ std::uint64_t run_length(const Shard& reader, const Shard& holder, std::uint32_t
   return in_layer + std::uint64_t{end - layer} * reader.num_heads;
 }
 
+struct LongestRun {
+  std::uint32_t holder = 0;
+  std::uint64_t length = 0;  // 0: no holder has what is wanted
+};
+
+/// Returns the longest run; taking it each time gives the fewest runs. `length_of` returns how much of what is wanted a
+/// holder has from here on. `turn` selects among holders with equally long runs.
+template <class LengthOf>
+LongestRun longest_run(std::size_t num_holders, std::size_t turn, LengthOf length_of) {
+  std::uint64_t longest = 0;
+  std::vector<std::uint32_t> best;
+  for (std::uint32_t rank = 0; rank < num_holders; ++rank) {
+    const std::uint64_t length = length_of(rank);
+    if (length > longest) best.clear();
+    longest = std::max(longest, length);
+    if (length == longest && length > 0) best.push_back(rank);
+  }
+  if (best.empty()) return {};
+  return {best[turn % best.size()], longest};
+}
+
 /// Returns the runs that fill the reader's chunk. `turn` selects among holders with equally long runs.
 std::vector<ShardRun> runs_of(const Shard& reader, std::size_t turn, std::span<const Shard> holders) {
   std::vector<ShardRun> runs;
   for (std::uint64_t cell = 0; cell < reader.num_cells(); cell += runs.back().cells) {
     const auto layer = static_cast<std::uint32_t>(reader.first_layer + cell / reader.num_heads);
     const auto head = static_cast<std::uint32_t>(reader.first_head + cell % reader.num_heads);
-    // Takes the holder with the longest run; this greedy choice gives the fewest runs.
-    std::uint64_t longest = 0;
-    std::vector<std::uint32_t> best;
-    for (std::uint32_t rank = 0; rank < holders.size(); ++rank) {
-      if (!holders[rank].has(layer, head)) continue;
-      const std::uint64_t length = run_length(reader, holders[rank], layer, head);
-      if (length > longest) best.clear();
-      longest = std::max(longest, length);
-      if (length == longest) best.push_back(rank);
-    }
-    const std::uint32_t holder = best[turn % best.size()];
-    runs.push_back({holder, cell_of(holders[holder], layer, head), cell, longest});
+    const auto [holder, length] = longest_run(holders.size(), turn, [&](std::uint32_t rank) -> std::uint64_t {
+      return holders[rank].has(layer, head) ? run_length(reader, holders[rank], layer, head) : 0;
+    });
+    runs.push_back({holder, cell_of(holders[holder], layer, head), cell, length});
   }
   return runs;
 }
@@ -120,32 +133,27 @@ Result<void> add_runs(const Placed& reader, std::size_t turn, std::uint32_t laye
   const LayerPart& wanted = reader.parts_of(layer)[part];
   if (wanted.whole == 0) return {};
   const std::uint64_t end = wanted.first + wanted.bytes;
-  for (std::uint64_t place = wanted.first, longest = 0; place < end; place += longest) {
-    longest = 0;
-    std::vector<std::uint32_t> best;
-    for (std::uint32_t rank = 0; rank < holders.size(); ++rank) {
-      if (!holders[rank].has(layer)) continue;
+  for (std::uint64_t place = wanted.first; place < end;) {
+    const auto [holder, length] = longest_run(holders.size(), turn, [&](std::uint32_t rank) -> std::uint64_t {
+      if (!holders[rank].has(layer)) return 0;
       const LayerPart& has = holders[rank].parts_of(layer)[part];
-      if (place < has.first || place - has.first >= has.bytes) continue;
-      const std::uint64_t length = std::min(end, has.first + has.bytes) - place;
-      if (length > longest) best.clear();
-      longest = std::max(longest, length);
-      if (length == longest) best.push_back(rank);
-    }
-    if (best.empty())
+      if (place < has.first || place - has.first >= has.bytes) return 0;
+      return std::min(end, has.first + has.bytes) - place;
+    });
+    if (length == 0)
       return bad_shards(
           fmt::format("no rank of the holding node has byte {} of part {} of layer {} (counted "
                       "from 0); together the ranks must have all of them",
                       place, part, layer));
-    const std::uint32_t holder = best[turn % best.size()];
-    const ShardRun run{holder, holders[holder].offset(layer, part, place), reader.offset(layer, part, place), longest};
+    const ShardRun run{holder, holders[holder].offset(layer, part, place), reader.offset(layer, part, place), length};
     ShardRun* const last = runs.empty() ? nullptr : &runs.back();
     const bool goes_on = last != nullptr && last->holder == holder && last->source + last->cells == run.source &&
                          last->target + last->cells == run.target;
     if (goes_on)
-      last->cells += longest;
+      last->cells += length;
     else
       runs.push_back(run);
+    place += length;
   }
   return {};
 }

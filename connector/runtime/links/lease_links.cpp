@@ -24,7 +24,7 @@ constexpr std::size_t kDelayedMax = 1000;
 
 void LeaseLinks::execute(RequestLease& wanted) {
   wanted.request.shards = shards_;
-  wanted.request.parts = parts_of(parts_.ranks);
+  wanted.request.parts = shard_parts_;
   wanted.request.wants_frames = FrameLeases::has_frames(parts_.ranks);
   if (parts_.send_node(wanted.endpoint, wanted.fetch, wanted.request)) return;
   // If the request can't be sent, the node counts as a holder without the chunks.

@@ -49,8 +49,9 @@ class LeaseLinks {
   void send(const Asker& asker, LeaseAnswer answer);
 
   const LinkParts& parts_;
-  std::vector<Shard> shards_ = shards_of(parts_.ranks);  // [rank]
-  RunChecksums run_checksums_{shards_, parts_of(parts_.ranks)};
+  std::vector<Shard> shards_ = shards_of(parts_.ranks);           // [rank]
+  std::vector<ShardParts> shard_parts_ = parts_of(parts_.ranks);  // [rank]; empty: `shards_` says all
+  RunChecksums run_checksums_{shards_, shard_parts_};
   FrameLeases frames_;
   std::vector<Request> waiting_;
 };

@@ -157,7 +157,7 @@ void GpuStore::end(Work& work) {
     } else if (item.frame) {
       table_.drop(*item.frame);
     }
-    report(work, item, ok, item.checksum);
+    report(work, item, ok);
   }
   if (work.loads) {
     verify(work);
@@ -166,11 +166,12 @@ void GpuStore::end(Work& work) {
   release(work);
 }
 
-void GpuStore::report(const Work& work, const Work::Item& item, bool ok, std::uint64_t checksum) {
+void GpuStore::report(const Work& work, const Work::Item& item, bool ok) {
+  const std::uint64_t checksum = ok ? item.checksum : 0;
   if (work.kind == Work::Kind::kLanding)
     landed_.push_back({item.chunk, ok, checksum});
   else
-    saved_.push_back({item.chunk, ok, ok ? checksum : 0});
+    saved_.push_back({item.chunk, ok, checksum});
 }
 
 /// Reports the work as failed. The frames and slots that the device may still touch are not reused until the device has
@@ -185,7 +186,7 @@ void GpuStore::give_up(Work& work, std::string_view why) {
   if (is_load) report_loads(work);
   for (const Work::Item& item : work.items) {
     if (item.frame) table_.drop(*item.frame);
-    report(work, item, false, 0);
+    report(work, item, false);
   }
   work.items.clear();
 }

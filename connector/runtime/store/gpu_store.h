@@ -112,7 +112,7 @@ class GpuStore final : public ChunkStore {
   bool take_checksums(Work& work);
   void report_in_frames(Work& work);
   void end(Work& work);
-  void report(const Work& work, const Work::Item& item, bool ok, std::uint64_t checksum);
+  void report(const Work& work, const Work::Item& item, bool ok);
   void give_up(Work& work, std::string_view why);
   void release(Work& work);
 

@@ -61,7 +61,7 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
                   parts.front().job->request_id, pass.error().what);
     for (const Work::Item& item : work.items) {
       if (item.frame) table_.drop(*item.frame);
-      if (!is_one_bad) report(work, item, false, 0);
+      if (!is_one_bad) report(work, item, false);
     }
     release(work);
     for (std::size_t i = 0; is_one_bad && i < parts.size(); ++i) pack(parts.subspan(i, 1), stream);

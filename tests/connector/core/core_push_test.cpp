@@ -18,6 +18,14 @@ constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
 
 class Sending : public PushBench {
  protected:
+  /// Lets a request pull the prompt's first chunk from another node.
+  StartPull start_pull() {
+    core_->set_directory_up(true);
+    add("a", 17);
+    core_->directory_answered(take<QueryDirectory>().at(0).fetch, {{"tcp://far", 1, {}}}, now_);
+    core_->lease_answered(take<RequestLease>().at(0).fetch, "tcp://far", {9, {}, {{0, {0, 1}, 16, {5}}}}, now_);
+    return take<StartPull>().at(0);
+  }
   void moved(std::uint64_t push, std::uint32_t index, bool ok = true, std::uint32_t rank = 0) {
     core_->chunk_push_ended({push, rank, index, ok, {}}, now_);
   }
@@ -96,11 +104,7 @@ TEST_F(Sending, MovesFromThePoolWhatWasThereBeforeTheAnswer) {
 }
 
 TEST_F(Sending, PushesAPulledChunkWhenItIsInItsSlot) {
-  core_->set_directory_up(true);
-  add("a", 17);
-  core_->directory_answered(take<QueryDirectory>().at(0).fetch, {{"tcp://far", 1, {}}}, now_);
-  core_->lease_answered(take<RequestLease>().at(0).fetch, "tcp://far", {9, {}, {{0, {0, 1}, 16, {5}}}}, now_);
-  const StartPull pulling = take<StartPull>().at(0);
+  const StartPull pulling = start_pull();
   core_->pull_done(pulling.pull, 0, {true}, now_, {}, {}, {true});
   const OfferPush offered = offer("r", 32);
   answer(offered, {kGranted, kDeclined});
@@ -110,11 +114,7 @@ TEST_F(Sending, PushesAPulledChunkWhenItIsInItsSlot) {
 }
 
 TEST_F(Sending, PushesAChunkThatIsPulledAfterTheAnswerWhenItIsInItsSlot) {
-  core_->set_directory_up(true);
-  add("a", 17);
-  core_->directory_answered(take<QueryDirectory>().at(0).fetch, {{"tcp://far", 1, {}}}, now_);
-  core_->lease_answered(take<RequestLease>().at(0).fetch, "tcp://far", {9, {}, {{0, {0, 1}, 16, {5}}}}, now_);
-  const StartPull pulling = take<StartPull>().at(0);
+  const StartPull pulling = start_pull();
   const OfferPush offered = offer("r", 32);
   answer(offered, {kGranted, kDeclined});
   core_->pull_done(pulling.pull, 0, {true}, now_, {}, {}, {true});

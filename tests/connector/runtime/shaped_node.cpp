@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "tests/connector/runtime/or_throw.h"
+#include "tests/connector/runtime/test_node.h"
 
 namespace kvferry {
 
@@ -115,13 +116,10 @@ void ShapedNode::step(const StepInput& input) {
 }
 
 HandoffSource ShapedNode::prefill(const std::string& id, const std::vector<std::int32_t>& prompt, float seed) {
-  NewRequest made;
-  made.id = RequestId{id};
-  made.tokens = prompt;
-  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
+  NewRequest made = new_request(id, prompt);
   made.handoff = true;
   scheduler->add_request(made);
-  while (scheduler->lookup(made.id, 0).pending) step();
+  answered_lookup(*scheduler, made.id, 0, [this] { step(); });
   scheduler->allocated(made.id, 0, {blocks_});
   each(made.num_prompt_tokens, seed, [](float& memory, float value) { memory = value; });
   step({{{made.id, 0, made.num_prompt_tokens, BlockTable{blocks_}}}, {}});
@@ -133,18 +131,10 @@ HandoffSource ShapedNode::prefill(const std::string& id, const std::vector<std::
 ShapedNode::Loaded ShapedNode::load(const std::string& id, const std::vector<std::int32_t>& prompt,
                                     const std::optional<HandoffSource>& source, float seed) {
   for (Rank& rank : ranks_) std::fill(rank.memory.begin(), rank.memory.end(), -1.0F);
-  NewRequest made;
-  made.id = RequestId{id};
-  made.tokens = prompt;
-  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
+  NewRequest made = new_request(id, prompt);
   made.source = source;
   scheduler->add_request(made);
-  Answer answer = scheduler->lookup(made.id, 0);
-  const SteadyClock clock;
-  for (const TimeNs deadline = clock.now() + 20 * kSecond; answer.pending; answer = scheduler->lookup(made.id, 0)) {
-    if (clock.now() > deadline) throw std::runtime_error("the lookup of " + id + " stayed unanswered");
-    step();
-  }
+  const Answer answer = answered_lookup(*scheduler, made.id, 0, [this] { step(); });
   scheduler->allocated(made.id, answer.num_external, {blocks_});
   step({{{made.id, answer.num_external, 1, BlockTable{blocks_}}}, {}});
   Loaded loaded{answer.num_external, 0};

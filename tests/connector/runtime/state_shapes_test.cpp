@@ -81,7 +81,7 @@ class StateNode {
     NewRequest made = new_request(id, prompt);
     made.handoff = is_handed_over;
     scheduler_->add_request(made);
-    while (scheduler_->lookup(made.id, 0).pending) step();
+    answered_lookup(*scheduler_, made.id, 0, [this] { step(); });
     scheduler_->allocated(made.id, 0, table(kStateTokens));
     each(boundary, seed, [](float& memory, float value) { memory = value; });
     step({{{made.id, 0, boundary, table(boundary)}}, {}});
@@ -101,13 +101,7 @@ class StateNode {
     NewRequest made = new_request(id, prompt);
     made.source = source;
     scheduler_->add_request(made);
-    Answer answer = scheduler_->lookup(made.id, 0);
-    const SteadyClock clock;
-    for (const TimeNs deadline = clock.now() + 20 * kSecond; answer.pending; answer = scheduler_->lookup(made.id, 0)) {
-      if (clock.now() > deadline) throw std::runtime_error("the lookup of " + id + " stayed unanswered");
-      step();
-    }
-    Loaded loaded{answer.num_external, 0, 0, 0};
+    Loaded loaded{answered_lookup(*scheduler_, made.id, 0, [this] { step(); }).num_external, 0, 0, 0};
     if (loaded.tokens == 0) return loaded;
     scheduler_->allocated(made.id, loaded.tokens, table(loaded.tokens));
     step();

@@ -147,14 +147,7 @@ void TestNode::wipe() {
 }
 
 std::uint32_t TestNode::lookup(const std::string& id, std::uint32_t num_local) {
-  const SteadyClock clock;
-  const TimeNs deadline = clock.now() + 20 * kSecond;
-  while (clock.now() < deadline) {
-    const Answer answer = scheduler->lookup(RequestId{id}, num_local);
-    if (!answer.pending) return answer.num_external;
-    step();
-  }
-  throw std::runtime_error("the lookup of " + id + " stayed unanswered");
+  return answered_lookup(*scheduler, RequestId{id}, num_local, [this] { step(); }).num_external;
 }
 
 std::uint32_t load(TestNode& node, const NewRequest& made, float seed) {

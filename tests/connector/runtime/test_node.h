@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -32,6 +33,19 @@ inline NewRequest new_request(const std::string& id, const std::vector<std::int3
   made.tokens = prompt;
   made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
   return made;
+}
+
+/// Looks a request up until it is answered, with a step of the engine after each lookup that is not.
+template <class Step>
+Answer answered_lookup(SchedulerNode& scheduler, const RequestId& id, std::uint32_t num_local, Step step) {
+  const SteadyClock clock;
+  const TimeNs deadline = clock.now() + 20 * kSecond;
+  while (clock.now() < deadline) {
+    const Answer answer = scheduler.lookup(id, num_local);
+    if (!answer.pending) return answer;
+    step();
+  }
+  throw std::runtime_error("the lookup of " + id.value + " stayed unanswered");
 }
 
 /// A real controller on a thread of its own.
