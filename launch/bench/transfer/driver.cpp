@@ -42,6 +42,12 @@ std::vector<Contender> contenders(const std::string& path, const std::vector<std
   return all;
 }
 
+std::string settings_of(const std::vector<Point>& points) {
+  std::vector<std::string> settings;
+  for (const Point& point : points) settings.push_back(point.contender.setting);
+  return fmt::format("{}", fmt::join(settings, " / "));
+}
+
 void say(const std::string& line) { fmt::print(stderr, "{}\n", line); }
 
 class Driver {
@@ -69,38 +75,47 @@ class Driver {
     }
   }
 
-  /// Returns all measurements. Measurements of one path, kind of memory and block size follow each other, so that other
-  /// load on the machine is about the same for all of them.
-  std::vector<Point> points() const {
-    std::vector<Point> all;
+  /// Returns all measurements. Those of one path, kind of memory and block size follow each other, so that other load
+  /// on the machine is about the same for all of them, and kvferry's settings are one measurement, in which they take
+  /// turns.
+  std::vector<std::vector<Point>> measurements() const {
+    std::vector<std::vector<Point>> all;
     for (const std::string& path : options_.paths)
       for (const MemoryKind memory : options_.memories) {
         if (path == "shm" && memory == MemoryKind::kForeign && options_.memories.size() > 1)
           continue;  // another process can't map private memory, so there is nothing to measure
-        for (const Shape& shape : options_.shapes)
-          for (const Contender& contender : contenders(path, options_.peers, far_.is_same_host()))
-            all.push_back({path, memory, shape, contender});
+        for (const Shape& shape : options_.shapes) {
+          all.emplace_back();  // kvferry's
+          for (const Contender& contender : contenders(path, options_.peers, far_.is_same_host())) {
+            if (contender.engine != "kvferry") all.emplace_back();
+            all.back().push_back({path, memory, shape, contender});
+          }
+        }
       }
     return all;
   }
 
   void measure_all() {
-    const std::vector<Point> all = points();
+    const std::vector<std::vector<Point>> all = measurements();
     Progress progress(all.size());
-    for (const Point& point : all) {
-      const std::string name = point.contender.engine + " " + point.contender.setting;
-      if (!missing_.contains(point.contender.engine)) {
-        progress.begin_step(fmt::format("{}, path {}, {} memory, {}", name, point.path, name_of(point.memory),
-                                        byte_size_text(point.shape.block_bytes)));
-        const auto measure_point = [&] { take(point, measure(point, options_, far_), progress); };
+    for (const std::vector<Point>& points : all) {
+      const auto& [path, memory, shape, contender] = points.front();
+      const std::string& engine = contender.engine;
+      if (!missing_.contains(engine)) {
+        progress.begin_step(fmt::format("{} {}, path {}, {} memory, {}", engine, settings_of(points), path,
+                                        name_of(memory), byte_size_text(shape.block_bytes)));
+        const auto measure_points = [&] {
+          const std::vector<Measured> measured = measure(points, options_, far_);
+          for (std::size_t i = 0; i < points.size(); ++i) take(points[i], measured[i], progress);
+        };
         const Say warn = [&](const std::string& line) {
           progress.make_room();
           say(line);
         };
-        if (point.contender.engine == "kvferry")
-          measure_point();  // a failure ends the run, because without kvferry's rows there is nothing to compare with
+        if (engine == "kvferry")
+          measure_points();  // a failure ends the run, because without kvferry's rows there is nothing to compare with
         else
-          try_part(point.contender.engine, missing_, warn, measure_point);
+          try_part(engine, missing_, warn, measure_points);
       }
       progress.end_step();
     }

@@ -1,6 +1,7 @@
 #include <poll.h>
 
-#include <optional>
+#include <map>
+#include <vector>
 
 #include "launch/bench/harness/bench_venv.h"
 #include "launch/bench/harness/failure.h"
@@ -14,6 +15,7 @@ namespace kvferry::bench {
 namespace {
 
 using Json = nlohmann::json;
+constexpr std::size_t kWorkersMax = 16;
 constexpr TimeNs kDay = 24 * 3600 * kSecond;
 
 class Session {
@@ -24,10 +26,17 @@ class Session {
   /// sent a wrong message, or if the connection failed.
   void run() {
     while (!is_interrupted()) {
-      pollfd fds[] = {{driver_.in_fd(), POLLIN, 0}, {worker_ ? worker_->link().in_fd() : -1, POLLIN, 0}};
-      const bool has_lines = driver_.has_line() || (worker_ && worker_->link().has_line());
-      if (::poll(fds, 2, has_lines ? 0 : 100) <= 0 && !has_lines) continue;
-      if (worker_ && (fds[1].revents != 0 || worker_->link().has_line())) relay();
+      std::vector<pollfd> fds{{driver_.in_fd(), POLLIN, 0}};
+      std::vector<std::size_t> numbers;
+      bool has_lines = driver_.has_line();
+      for (auto& [number, worker] : workers_) {
+        fds.push_back({worker.link().in_fd(), POLLIN, 0});
+        numbers.push_back(number);
+        has_lines |= worker.link().has_line();
+      }
+      if (::poll(fds.data(), fds.size(), has_lines ? 0 : 100) <= 0 && !has_lines) continue;
+      for (std::size_t i = 0; i < numbers.size(); ++i)
+        if (fds[i + 1].revents != 0 || workers_.at(numbers[i]).link().has_line()) relay(numbers[i]);
       if (fds[0].revents == 0 && !driver_.has_line()) continue;
       const Result<Json> message = driver_.receive(kPatience);
       if (!message && message.error().code == ErrorCode::kPeerLost) return;
@@ -51,17 +60,23 @@ class Session {
            "the client did not begin as kvferry bench transfer --connect of this listener's version does; install the "
            "same version on both hosts"});
     if (what == "install") return install(message.value("what", Json()));
-    if (what == "start_worker") return start(message.value("spec", Json::object()));
+    const auto number = message.find("worker");
+    if (number == message.end() || !number->is_number_unsigned() || number->get<std::size_t>() >= kWorkersMax)
+      throw Failure({ErrorCode::kCorrupt, fmt::format("the client named no measuring process from 0 to {}, which "
+                                                      "every command but hello and install does",
+                                                      kWorkersMax - 1)});
+    if (what == "start_worker") return start(*number, message.value("spec", Json::object()));
     if (what == "stop_worker") {
-      worker_.reset();
+      workers_.erase(*number);
       return answer({{"stopped", true}});
     }
-    if (!worker_)
+    const auto worker = workers_.find(*number);
+    if (worker == workers_.end())
       return answer(to_json(Error{
           ErrorCode::kInvalidArgument,
           "the listener got a command for its measuring process, but none runs: the benchmark has started none, or "
           "it has ended"}));
-    if (!worker_->link().send(message)) report_death();
+    if (!worker->second.link().send(message)) report_death(*number);
   }
 
   void install(const Json& what) {
@@ -70,28 +85,28 @@ class Session {
     answer(done ? Json::object() : to_json(done.error()));
   }
 
-  void start(const Json& message) {
-    worker_.reset();
+  void start(std::size_t number, const Json& message) {
+    workers_.erase(number);
     const Result<WorkerSpec> started = attempt([&] {
       WorkerSpec spec = worker_spec(message);
       spec.host = host_;
-      worker_.emplace(worker_command(spec));
+      workers_.try_emplace(number, worker_command(spec));
       return spec;
     });
     if (!started) return answer(to_json(started.error()));
     // After a successful send, run() relays the worker's answer.
-    if (!worker_->link().send(to_json(*started))) report_death();
+    if (!workers_.at(number).link().send(to_json(*started))) report_death(number);
   }
 
-  void relay() {
-    const Result<Json> line = worker_->link().receive(kPatience);
-    if (!line) return report_death();
+  void relay(std::size_t number) {
+    const Result<Json> line = workers_.at(number).link().receive(kPatience);
+    if (!line) return report_death(number);
     answer(*line);
   }
 
-  void report_death() {
-    const std::string words = worker_->last_words();
-    worker_.reset();
+  void report_death(std::size_t number) {
+    const std::string words = workers_.at(number).last_words();
+    workers_.erase(number);
     answer(to_json(Error{
         ErrorCode::kPeerLost,
         fmt::format("the measuring process on the listener's side ended; the last line of its stderr: '{}'", words)}));
@@ -99,7 +114,7 @@ class Session {
 
   const std::string host_;
   LineLink driver_;
-  std::optional<ChildProcess> worker_;
+  std::map<std::size_t, ChildProcess> workers_;  // by the number that the driver chose
   bool is_known_ = false;
 };
 

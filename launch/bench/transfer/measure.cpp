@@ -1,6 +1,7 @@
 #include "launch/bench/transfer/measure.h"
 
 #include <algorithm>
+#include <memory>
 #include <thread>
 
 #include "launch/bench/harness/statistics.h"
@@ -59,54 +60,107 @@ void measure_latency(WorkerPair& pair, Row& row) {
   ping(pair, static_cast<std::uint64_t>(std::clamp<double>(rounds, kRoundsMin, kRounds)), row);
 }
 
-std::string measure_row(WorkerPair& pair, const Job& job, int repeat, Row& row) {
-  std::uint64_t seed = 2 * job.order_seed;
-  pair.ask_both({{"do", "fill"}, {"seed", seed}});
-  const std::uint64_t call_bytes = row.engine == "socket" ? tune(pair, job) : 0;
-  pair.ask_both({{"do", "prepare"}, {"job", to_json(job, call_bytes)}});
+/// One contender in a measurement: its two processes, and what was measured of one direction.
+struct Turn {
+  std::unique_ptr<WorkerPair> pair;
+  Row row;
   std::vector<double> seconds;
   std::vector<double> cpu_s;
-  for (int i = 0; i <= repeat; ++i) {
+  std::string describe;
+};
+
+std::unique_ptr<WorkerPair> connect(const Point& point, bool pin, FarSide& far, std::size_t number) {
+  const auto& [path, memory, shape, contender] = point;
+  const bool is_pinned = pin && !contender.is_free && std::thread::hardware_concurrency() > 1;
+  const WorkerSpec spec{
+      contender.engine,   contender.setting, path, memory, Side::kInitiator, shape.block_bytes * shape.num_blocks,
+      is_pinned ? 0 : -1, far.host()};
+  auto pair = std::make_unique<WorkerPair>(far.link(), spec, contender.engine == "memcpy", number);
+  pair->connect(spec, is_pinned ? (far.is_same_host() ? 1 : 0) : -1);
+  return pair;
+}
+
+/// Lets each contender transfer once, beginning with number `first`.
+void transfer_in_turns(std::vector<Turn>& turns, std::size_t first, bool counts) {
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    Turn& turn = turns[(first + i) % turns.size()];
+    const Timed timed = transfer_once(*turn.pair);
+    if (!counts) continue;
+    turn.seconds.push_back(timed.seconds);
+    turn.cpu_s.push_back(timed.cpu_s);
+  }
+}
+
+/// Returns the median of how many times as long as `turn` the contender `other` took in the same round.
+double median_ratio(const Turn& turn, const Turn& other) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < turn.seconds.size(); ++i) ratios.push_back(other.seconds[i] / turn.seconds[i]);
+  return median(std::move(ratios));
+}
+
+void measure_direction(std::vector<Turn>& turns, const Job& job, int repeat) {
+  std::uint64_t seed = 2 * job.order_seed;
+  for (Turn& turn : turns) {
+    turn.seconds.clear();
+    turn.cpu_s.clear();
+    turn.pair->ask_both({{"do", "fill"}, {"seed", seed}});
+    const std::uint64_t call_bytes = turn.row.engine == "socket" ? tune(*turn.pair, job) : 0;
+    turn.pair->ask_both({{"do", "prepare"}, {"job", to_json(job, call_bytes)}});
+  }
+  transfer_in_turns(turns, 0, false);  // warm-up
+  for (int round = 0; round < repeat; ++round) {
     // The last transfer moves other bytes than those before, so that the check fails if bytes of an earlier transfer
     // are found.
-    if (i == repeat) pair.ask_both({{"do", "fill"}, {"seed", ++seed}});
-    const Timed timed = transfer_once(pair);
-    if (i == 0) continue;  // warm-up
-    seconds.push_back(timed.seconds);
-    cpu_s.push_back(timed.cpu_s);
+    if (round + 1 == repeat) {
+      ++seed;
+      for (Turn& turn : turns) turn.pair->ask_both({{"do", "fill"}, {"seed", seed}});
+    }
+    transfer_in_turns(turns, static_cast<std::size_t>(round), true);
   }
-  row.gb_per_s = static_cast<double>(job.bytes()) / median(seconds) / 1e9;
-  row.cpu_s_per_gib = median(cpu_s) / (static_cast<double>(job.bytes()) / (1 << 30));
-  const Json question{{"do", "verify"}, {"seed", seed}};
-  const Json verified = job.is_push && !pair.is_alone() ? pair.ask_target(question) : pair.ask_initiator(question);
-  row.verified = verified.value("verified", false);
-  measure_latency(pair, row);
-  return verified.value("describe", "");
+  for (Turn& turn : turns) {
+    Row& row = turn.row;
+    row.gb_per_s = static_cast<double>(job.bytes()) / median(turn.seconds) / 1e9;
+    row.cpu_s_per_gib = median(turn.cpu_s) / (static_cast<double>(job.bytes()) / (1 << 30));
+    row.of_first = turns.size() > 1 ? median_ratio(turn, turns.front()) : 0;
+  }
+  for (Turn& turn : turns) {
+    const Json question{{"do", "verify"}, {"seed", seed}};
+    const Json verified =
+        job.is_push && !turn.pair->is_alone() ? turn.pair->ask_target(question) : turn.pair->ask_initiator(question);
+    turn.row.verified = verified.value("verified", false);
+    turn.describe = verified.value("describe", "");
+    measure_latency(*turn.pair, turn.row);
+  }
 }
 
 }  // namespace
 
-Measured measure(const Point& point, const TransferOptions& options, FarSide& far) {
-  const auto& [path, memory, shape, contender] = point;
-  const bool is_pinned = options.pin && !contender.is_free && std::thread::hardware_concurrency() > 1;
-  const WorkerSpec spec{
-      contender.engine,   contender.setting, path, memory, Side::kInitiator, shape.block_bytes * shape.num_blocks,
-      is_pinned ? 0 : -1, far.host()};
-  WorkerPair pair(far.link(), spec, contender.engine == "memcpy");
-  pair.connect(spec, is_pinned ? (far.is_same_host() ? 1 : 0) : -1);
-  Measured measured;
-  measured.huge_page_bytes = pair.huge_page_bytes();
+std::vector<Measured> measure(std::span<const Point> points, const TransferOptions& options, FarSide& far) {
+  std::vector<Turn> turns;
+  std::vector<Measured> measured;
+  for (const Point& point : points) {
+    turns.emplace_back().pair = connect(point, options.pin, far, measured.size());
+    measured.emplace_back().huge_page_bytes = turns.back().pair->huge_page_bytes();
+  }
+  const Shape shape = points.front().shape;
   for (const bool is_push : options.pushes) {
-    Row row{.engine = contender.engine,
-            .setting = contender.setting,
-            .path = path,
-            .memory = name_of(memory),
-            .op = is_push ? "push" : "pull",
-            .block_bytes = shape.block_bytes,
-            .num_blocks = shape.num_blocks};
-    const Job job{is_push, shape.block_bytes, shape.num_blocks, 1 + shape.block_bytes % 1000 + (is_push ? 1000 : 0)};
-    measured.describe = measure_row(pair, job, options.repeat, row);
-    measured.rows.push_back(std::move(row));
+    for (std::size_t i = 0; i < turns.size(); ++i) {
+      const Point& point = points[i];
+      turns[i].row = {.engine = point.contender.engine,
+                      .setting = point.contender.setting,
+                      .path = point.path,
+                      .memory = name_of(point.memory),
+                      .op = is_push ? "push" : "pull",
+                      .block_bytes = shape.block_bytes,
+                      .num_blocks = shape.num_blocks};
+    }
+    measure_direction(
+        turns, {is_push, shape.block_bytes, shape.num_blocks, 1 + shape.block_bytes % 1000 + (is_push ? 1000 : 0)},
+        options.repeat);
+    for (std::size_t i = 0; i < turns.size(); ++i) {
+      measured[i].rows.push_back(std::move(turns[i].row));
+      measured[i].describe = turns[i].describe;
+    }
   }
   return measured;
 }

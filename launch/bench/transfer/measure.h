@@ -1,5 +1,7 @@
-// Measures one engine, setting, path, kind of memory and shape, in each direction.
+// Measures engines and settings on one path, with one kind of memory and shape, in each direction.
 #pragma once
+
+#include <span>
 
 #include "launch/bench/transfer/far_side.h"
 #include "launch/bench/transfer/options.h"
@@ -29,6 +31,9 @@ struct Measured {
   std::uint64_t huge_page_bytes = 0;
 };
 
-Measured measure(const Point& point, const TransferOptions& options, FarSide& far);
+/// Measures points that differ in their contender only, and returns what was measured of each. Several contenders take
+/// turns: each moves all blocks once before one of them moves them again, so that other load on the machine is the same
+/// for all.
+std::vector<Measured> measure(std::span<const Point> points, const TransferOptions& options, FarSide& far);
 
 }  // namespace kvferry::bench

@@ -41,11 +41,12 @@ std::string table_of(const std::vector<Row>& rows) {
       if (group_of(row) != group) continue;
       const Row* own = kvferrys(rows, row);
       const bool has_ratio = own != nullptr && own != &row && row.gb_per_s > 0;
+      const double times = row.of_first > 0 ? 1 / row.of_first : has_ratio ? own->gb_per_s / row.gb_per_s : 0;
       text += fmt::format("{:>8} {:>7}  {:<{}} {:>8.2f} {:>9} {:>9.2f} {:>9.2f} {:>10.3f}  {}\n",
                           row.block_bytes == last_bytes ? "" : byte_size_text(row.block_bytes),
                           row.block_bytes == last_bytes ? "" : std::to_string(row.num_blocks), name_of(row), width,
-                          row.gb_per_s, has_ratio ? fmt::format("{:.2f}x", own->gb_per_s / row.gb_per_s) : "",
-                          row.latency_us_p50, row.latency_us_p99, row.cpu_s_per_gib, row.verified ? "yes" : "NO");
+                          row.gb_per_s, has_ratio ? fmt::format("{:.2f}x", times) : "", row.latency_us_p50,
+                          row.latency_us_p99, row.cpu_s_per_gib, row.verified ? "yes" : "NO");
       last_bytes = row.block_bytes;
     }
   }

@@ -1,6 +1,7 @@
 // A worker process, which is one side of a measurement. It reads commands from stdin as lines of JSON, executes them,
 // and writes the answers to stdout. peers/bench_worker.py executes the same commands in the worker processes of other
-// systems, such as NIXL. The commands and their answers:
+// systems, such as NIXL. The listener passes each command on to the worker whose number is the command's "worker". The
+// commands and their answers:
 //
 //   first line: the WorkerSpec              -> {"peer": {...}, "huge_page_bytes": n}
 //   {"do": "connect", "peer": {...}}        -> {}

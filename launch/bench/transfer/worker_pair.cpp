@@ -10,7 +10,7 @@ constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;
 }  // namespace
 
 WorkerPair::~WorkerPair() {
-  if (!has_target_ || !listener_.send({{"do", "stop_worker"}})) return;
+  if (!has_target_ || !send_to_listener({{"do", "stop_worker"}})) return;
   // Late answers of the target may arrive before the listener's own answer.
   while (true) {
     const Result<Json> answer = listener_.receive(kPatience);
@@ -26,11 +26,16 @@ void WorkerPair::connect(const WorkerSpec& spec, int target_core) {
   WorkerSpec target = spec;
   target.side = Side::kTarget;
   target.core = target_core;
-  need(listener_.send({{"do", "start_worker"}, {"spec", to_json(target)}}));
+  need(send_to_listener({{"do", "start_worker"}, {"spec", to_json(target)}}));
   has_target_ = true;
   const Json others = receive_from_target();
   ask_target({{"do", "connect"}, {"peer", own.value("peer", Json::object())}});
   ask_initiator({{"do", "connect"}, {"peer", others.value("peer", Json::object())}});
+}
+
+Result<void> WorkerPair::send_to_listener(Json message) {
+  message["worker"] = number_;
+  return listener_.send(message);
 }
 
 Json WorkerPair::receive_from_initiator() {
@@ -52,12 +57,12 @@ Json WorkerPair::ask_initiator(const Json& message) {
 
 Json WorkerPair::ask_target(const Json& message) {
   if (is_alone_) return Json::object();
-  need(listener_.send(message));
+  need(send_to_listener(message));
   return receive_from_target();
 }
 
 void WorkerPair::ask_both(const Json& message) {
-  if (!is_alone_) need(listener_.send(message));
+  if (!is_alone_) need(send_to_listener(message));
   ask_initiator(message);
   if (!is_alone_) receive_from_target();
 }

@@ -11,9 +11,10 @@ namespace kvferry::bench {
 /// The constructor starts the initiator; the destructor stops both workers.
 class WorkerPair {
  public:
-  /// `listener` must outlive the pair. `is_alone` is true if the engine needs no target process.
-  WorkerPair(LineLink& listener, const WorkerSpec& initiator, bool is_alone)
-      : listener_(listener), initiator_(worker_command(initiator)), is_alone_(is_alone) {}
+  /// `listener` must outlive the pair. `is_alone` is true if the engine needs no target process. `number` differs from
+  /// that of all other pairs that exist meanwhile and have this listener.
+  WorkerPair(LineLink& listener, const WorkerSpec& initiator, bool is_alone, std::size_t number)
+      : listener_(listener), initiator_(worker_command(initiator)), is_alone_(is_alone), number_(number) {}
   WorkerPair(const WorkerPair&) = delete;
   WorkerPair& operator=(const WorkerPair&) = delete;
   ~WorkerPair();
@@ -36,12 +37,14 @@ class WorkerPair {
   std::uint64_t huge_page_bytes() const { return huge_page_bytes_; }  // bytes of the initiator's memory in huge pages
 
  private:
+  Result<void> send_to_listener(nlohmann::json message);
   nlohmann::json receive_from_initiator();
   nlohmann::json receive_from_target();
 
   LineLink& listener_;
   ChildProcess initiator_;
   const bool is_alone_;
+  const std::size_t number_;
   bool has_target_ = false;
   std::uint64_t huge_page_bytes_ = 0;
 };

@@ -187,7 +187,7 @@ TEST(Rows, TheTableComparesWithKvferrysRowOfTheSameKind) {
   EXPECT_THAT(table, HasSubstr("4.00x"));
   EXPECT_THAT(table, HasSubstr("NO"));
   const nlohmann::json row = other;
-  EXPECT_EQ(row.size(), 12U);
+  EXPECT_EQ(row.size(), 13U);
   EXPECT_EQ(row.at("verified"), false);
 }
 
