@@ -173,6 +173,8 @@ class SchedulerCore {
   std::size_t num_reservations() const { return receiver_.num_reservations() + announced_.size(); }
   std::size_t num_reserved_chunks() const { return receiver_.num_reserved_chunks(); }
   std::size_t num_preparations() const { return preparations_.size(); }
+  /// Returns true if a preparation has begun whose chunks are not all here yet.
+  bool awaits_prepared_chunks() const;
 
  private:
   static constexpr std::size_t kKnownKeys = 32'768;

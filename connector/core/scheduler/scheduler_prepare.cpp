@@ -87,6 +87,12 @@ std::optional<Answer> SchedulerCore::wait_for_preparation(RequestState& request,
   return std::nullopt;
 }
 
+bool SchedulerCore::awaits_prepared_chunks() const {
+  return std::ranges::any_of(preparations_, [&](const Preparation& preparation) {
+    return !preparation.is_ending && !are_ready(pool_, preparation.chunks);
+  });
+}
+
 bool SchedulerCore::is_lost(const Preparation& preparation, TimeNs now) const {
   const auto is_gone = [&](ChunkRef chunk) {
     const ChunkPool::Slot& slot = pool_.slot(chunk.slot);

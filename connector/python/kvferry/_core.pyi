@@ -207,6 +207,9 @@ class SchedulerNode:
         Returns the step's plan. Running requests are passed as in vLLM's CachedRequestData; tokens_of(id, known) returns a scheduled request's tokens from `known` on.
         """
 
+    def rest(self) -> None:
+        """Pauses an engine that has only preparations, for at most 8 ms."""
+
     def finished(self, request_id: str, num_computed: int, block_ids: Sequence[Sequence[int]], aborted: bool) -> dict[str, Any]: ...
 
     def worker_report(self, report: bytes) -> None: ...

@@ -3,14 +3,13 @@ before that request arrives (connector/core/scheduler/preparation.h). This file 
 preparations, and the pause of an engine that has no other requests.
 """
 
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-REST_S = 0.003  # pause of a step in which an engine has only preparations, so that steps do not take a whole processor
+    from kvferry._core import SchedulerNode
 
 
 def prepared_tokens_max(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
@@ -37,7 +36,7 @@ def prepared_tokens_max(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConf
 class Preparations(set[str]):
     """The ids of an engine's preparations."""
 
-    def rest(self, num_requests: int, num_scheduled: int) -> None:
+    def rest(self, node: "SchedulerNode", num_requests: int, num_scheduled: int) -> None:
         """Called in each step. Lets other processes have the processor if the engine has nothing else to do."""
         if self and num_scheduled == 0 and len(self) == num_requests:
-            time.sleep(REST_S)
+            node.rest()

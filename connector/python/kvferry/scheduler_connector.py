@@ -196,7 +196,7 @@ class SchedulerConnector:
             self._tokens_of,
         )
         self._prefix_cache.empty_after_purge()
-        self._preparations.rest(len(self._requests), len(scheduled))
+        self._preparations.rest(self._node, len(self._requests), len(scheduled))
         return StepPlan(plan)
 
     def _tokens_of(self, req_id: str, known: int) -> list[int]:

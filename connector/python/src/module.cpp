@@ -239,6 +239,9 @@ NB_MODULE(_core, m) {
            "running_blocks"_a, "resumed"_a, "num_scheduled"_a, "preempted"_a, "tokens_of"_a,
            "Returns the step's plan. Running requests are passed as in vLLM's CachedRequestData; tokens_of(id, known) "
            "returns a scheduled request's tokens from `known` on.")
+      .def(
+          "rest", [](PyScheduler& self) { self.node->rest(); }, nb::call_guard<nb::gil_scoped_release>(),
+          "Pauses an engine that has only preparations, for at most 8 ms.")
       .def("finished", &PyScheduler::finished, "request_id"_a, "num_computed"_a, "block_ids"_a, "aborted"_a)
       .def(
           "worker_report",

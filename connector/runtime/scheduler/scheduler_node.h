@@ -38,8 +38,8 @@ struct SchedulerOptions {
 };
 
 /// The scheduler node of one engine. All methods are called on the engine's scheduler thread, except transfers_after(),
-/// which any thread may call. Between start() and shutdown() only lookup() waits for the network: in all lookups of a
-/// step together, for at most 2 ms.
+/// which any thread may call. Between start() and shutdown() only lookup() waits for the network, in all lookups of a
+/// step together for at most 2 ms, and rest().
 class SchedulerNode {
  public:
   /// Starts the node and registers it with the controller. Errors: kInvalidArgument if a setting can't be used, for
@@ -71,6 +71,10 @@ class SchedulerNode {
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted);
   /// Takes in a report of a worker. Errors: kCorrupt if the bytes are not a report.
   Result<void> worker_report(std::string_view report);
+  /// Pauses an engine that has only preparations, so that its steps, which do nothing but unpack what has arrived, do
+  /// not take a whole processor. Returns after 8 ms, or at the next message of another node or a worker. Once all chunks
+  /// are here, returns after 3 ms, since the prepared request is about to arrive.
+  void rest();
   /// Returns true if a worker has not reported a save yet. The engine must then run more steps, even without requests,
   /// because reports come with steps.
   bool has_unreported_saves() const;

@@ -228,6 +228,18 @@ TEST_F(Preparing, TwoOfOnePromptServeTwoRequests) {
   EXPECT_EQ(core_->num_preparations(), 1u);
 }
 
+TEST_F(Preparing, ItsChunksAreAwaitedUntilAllAreHere) {
+  offer();
+  prepare();
+  EXPECT_FALSE(core_->awaits_prepared_chunks()) << "it has no blocks yet";
+  begin();
+  EXPECT_TRUE(core_->awaits_prepared_chunks());
+  settle({0, 1});
+  EXPECT_TRUE(core_->awaits_prepared_chunks());
+  settle({2});
+  EXPECT_FALSE(core_->awaits_prepared_chunks());
+}
+
 TEST_F(Preparing, ALoadThatIsReportedBeforeItsEndBreaksThePromise) {
   offer();
   prepare();
