@@ -105,7 +105,7 @@ struct GpuIpcOptions : CommonOptions {
 
 /// Each of the functions below that make a transport starts the progress threads of its backends. kInvalidArgument: an
 /// option is out of range, or a backend that needs a device has none. make_ucx_transport() returns kUnavailable if UCX
-/// can't be loaded or finds no usable transport.
+/// can't be loaded or finds no usable transport. It uses TCP only if the variable UCX_TLS is set and allows it.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
 /// Makes a transport over TCP. kUnavailable: the address to listen on can't be bound. kInvalidArgument: an option is

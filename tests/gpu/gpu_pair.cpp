@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "tests/transport/hex.h"
+#include "tests/transport/ucx_over_tcp.h"
 #include "transport/base/check.h"
 #include "transport/make_transport.h"
 
@@ -31,6 +32,7 @@ Result<void> wait_for_copy(Device& device, const DeviceCopy& copy) {
 
 Result<std::unique_ptr<Transport>> make_gpu_transport(std::string_view backend, Device& device) {
   if (backend == "ucx") {
+    let_ucx_use_tcp();
     UcxOptions options;
     options.device = &device;
     return make_ucx_transport(options);

@@ -36,6 +36,7 @@ class Configuration:
     decode_blocks: int = 40
     flags: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     shared_prefixes: int = 0
     kills: tuple[Kill, ...] = ()
     recovers: bool = True
@@ -66,7 +67,7 @@ CONFIGURATIONS = (
                   flags=("--max-num-batched-tokens", "128"), extra={"chunk_tokens": 128}, shared_prefixes=5,
                   kills=(Kill("prefill", 0.4),)),
     Configuration("no prefix cache in the engine, UCX", flags=("--no-enable-prefix-caching",),
-                  extra={"chunk_tokens": 64, "path": "ucx"}),
+                  extra={"chunk_tokens": 64, "path": "ucx"}, env={"UCX_TLS": "all"}),
     Configuration("sliding windows, pushed", model="windowed", decode_blocks=56, extra={"chunk_tokens": 64},
                   shared_prefixes=5, pushes=True),
     Configuration("state beside attention, prefill killed", model="granite-hybrid", decode_blocks=30,

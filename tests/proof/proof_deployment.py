@@ -122,8 +122,8 @@ class Deployment:
             model = models[configuration.model]
             return Server(VllmServer(f"{label}-{kind}{index}", model.folder,
                                      cores[(index + (kind == "decode")) % len(cores)], config,
-                                     ("--max-model-len", "640", *model.flags, *flags, *configuration.flags), model.env,
-                                     log_folder=log_folder))
+                                     ("--max-model-len", "640", *model.flags, *flags, *configuration.flags),
+                                     model.env | configuration.env, log_folder=log_folder))
 
         blocks = ("--num-gpu-blocks-override", str(configuration.decode_blocks))
         self.prefill = [server("prefill", i, configuration.prefill_role, ())

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -33,8 +34,10 @@ class Process:
     """A process that answers each line of JSON with one. Threads may ask at the same time: each gets its own answer."""
 
     def __init__(self, script: str, *arguments: object) -> None:
+        # UCX_TLS lets UCX use TCP: a host of tests has no RDMA.
+        environment = {"UCX_TLS": "all"} | os.environ if "ucx" in arguments else None
         self.process = subprocess.Popen([sys.executable, HERE / script, *map(str, arguments)], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
+                                        stdout=subprocess.PIPE, text=True, env=environment)
         self._asking = threading.Lock()
         assert self._answer() == "ready"
 

@@ -18,6 +18,7 @@
 #include "tests/transport/base/net/key_file.h"
 #include "tests/transport/base/net/members_folder.h"
 #include "tests/transport/transport_fixture.h"
+#include "tests/transport/ucx_over_tcp.h"
 #include "transport/make_transport.h"
 
 namespace kvferry {
@@ -136,6 +137,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, MemberAddressesOfANode, ::testing::Values("shm",
                          [](const auto& test) { return std::string(test.param); });
 
 TEST_P(MemberAddressesOfANode, ServeTheMemberThatAskedUntilItIsRevoked) {
+  if (GetParam() == std::string_view("ucx")) let_ucx_use_tcp();
   net::MembersFolder folder;
   (void)folder.add("decode", net::Role::kWorker);
   const net::ClusterKey offerer = folder.add("prefill", net::Role::kWorker);

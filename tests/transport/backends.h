@@ -8,6 +8,7 @@
 
 #include "tests/transport/on_device.h"
 #include "tests/transport/sim_communicators.h"
+#include "tests/transport/ucx_over_tcp.h"
 #include "transport/base/check.h"
 #include "transport/make_transport.h"
 #include "transport/nccl/communicators.h"
@@ -50,6 +51,7 @@ struct OneTcpBackend : TcpBackend {
 };
 template <std::uint64_t kPackedBytesMax>
 std::unique_ptr<Transport> make_ucx(std::uint32_t transfers_max) {
+  let_ucx_use_tcp();
   UcxOptions options;
   options.transfers_max = transfers_max;
   options.packed_bytes_max = kPackedBytesMax;

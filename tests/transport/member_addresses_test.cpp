@@ -13,6 +13,7 @@
 #include "tests/transport/base/net/members_folder.h"
 #include "tests/transport/sim_communicators.h"
 #include "tests/transport/transport_fixture.h"
+#include "tests/transport/ucx_over_tcp.h"
 #include "transport/address_secret.h"
 #include "transport/base/printable.h"
 #include "transport/make_transport.h"
@@ -46,6 +47,7 @@ std::unique_ptr<Transport> make_member_shm(const Key& key) {
   return make_shm_transport(options).value();
 }
 std::unique_ptr<Transport> make_member_ucx(const Key& key) {
+  let_ucx_use_tcp();
   UcxOptions options;
   options.key = key;
   options.packed_bytes_max = kMemberBytes;

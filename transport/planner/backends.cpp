@@ -13,13 +13,12 @@
 namespace kvferry::planner {
 namespace {
 
-/// UCX takes seconds to start, and is slower than the other backends over TCP and for host memory within a host. kAuto
-/// uses it for RDMA networks, for GPU memory, or for users who set UCX_TLS.
-bool is_ucx_useful(const TransportOptions& options) {
+/// UCX takes seconds to start, and has nothing to use without RDMA unless the user's UCX_TLS allows TCP. kAuto uses it
+/// on hosts with RDMA devices, or for users who set UCX_TLS.
+bool is_ucx_useful(const TransportOptions&) {
   std::error_code failure;
   const std::filesystem::directory_iterator devices("/sys/class/infiniband", failure);
-  return options.device != nullptr || std::getenv("UCX_TLS") != nullptr ||
-         (!failure && devices != std::filesystem::directory_iterator{});
+  return std::getenv("UCX_TLS") != nullptr || (!failure && devices != std::filesystem::directory_iterator{});
 }
 
 bool is_always_useful(const TransportOptions&) { return true; }

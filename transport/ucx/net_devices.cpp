@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "transport/base/net/near_nics.h"
+#include "transport/ucx/transport_names.h"
 
 namespace kvferry::ucx {
 namespace {
@@ -16,10 +17,9 @@ namespace {
 /// or an RDMA transport.
 bool allows_rdma(std::string_view transports) {
   if (transports.starts_with('^')) return fmt::format(",{},", transports.substr(1)).find(",ib,") == std::string::npos;
-  constexpr std::string_view kRdma[] = {"all", "ib", "rc", "ud", "dc", "srd"};
   while (!transports.empty()) {
     const std::string_view word = transports.substr(0, transports.find(','));
-    if (std::ranges::any_of(kRdma, [&](std::string_view name) { return word.starts_with(name); })) return true;
+    if (word.starts_with("all") || word.starts_with("ib") || is_rdma(word)) return true;
     transports.remove_prefix(std::min(word.size() + 1, transports.size()));
   }
   return false;

@@ -2,15 +2,19 @@
 
 #include <ucs/config/types.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <set>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/ucx/transport_names.h"
 
 namespace kvferry::ucx {
 namespace {
@@ -83,6 +87,19 @@ void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics)
   }
 }
 
+/// Returns whether the user chooses UCX's transports.
+bool has_users_transports() { return std::getenv("UCX_TLS") != nullptr; }
+
+/// Leaves TCP out of UCX's transports. A peer that connects to UCX over TCP and ends can end this process, up to
+/// UCX 1.22 at least: if UCX fails to answer it, uct_tcp_ep_set_failed() has the endpoint destroyed soon, and then
+/// uct_tcp_ep_connect() makes the endpoint usable again. Where UCX was built with assertions, the destruction ends the
+/// process; elsewhere it frees what UCP still uses.
+Result<void> leave_tcp_out(ucp_config_t* config) {
+  if (const ucs_status_t status = api().ucp_config_modify(config, "TLS", "^tcp"); status != UCS_OK)
+    return Error{ErrorCode::kUnavailable, describe_status("cannot keep UCX from using TCP", status)};
+  return {};
+}
+
 /// Turns UCX's cache of registrations off. Each region is registered once, so the cache is of no use. Where UCX does
 /// not see CUDA's allocations, such as those of a static CUDA runtime, the cache refuses all GPU memory (seen with UCX
 /// 1.22). The user's UCX_RCACHE_ENABLE takes precedence.
@@ -115,9 +132,14 @@ Result<std::unique_ptr<UcpWorker>> UcpWorker::create(const std::vector<std::stri
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = api().ucp_config_read(nullptr, nullptr, &config); status != UCS_OK)
     return unavailable("cannot read UCX's configuration", status);
-  set_tcp_segments(config);
   if (!nics.empty()) set_net_devices(config, nics);
   turn_registration_cache_off(config);
+  if (has_users_transports()) {
+    set_tcp_segments(config);
+  } else if (Result<void> done = leave_tcp_out(config); !done) {
+    api().ucp_config_release(config);
+    return std::move(done).error();
+  }
   ucp_params_t context_params{};
   context_params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   context_params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -136,6 +158,18 @@ Result<std::unique_ptr<UcpWorker>> UcpWorker::create(const std::vector<std::stri
   if (const ucs_status_t status = api().ucp_worker_get_efd(made->worker_, &made->event_fd_); status != UCS_OK)
     return unavailable("cannot get UCX's event descriptor", status);
   return made;
+}
+
+Result<void> UcpWorker::check_reach() const {
+  if (has_users_transports()) return {};
+  const std::set<std::string> names = transports_of(context_);
+  if (names.empty() || std::ranges::any_of(names, is_rdma)) return {};
+  return Error{
+      ErrorCode::kUnavailable,
+      fmt::format("UCX {} finds no RDMA device that it can use on this host (the package libucx-cu13 has no RDMA), and "
+                  "kvferry lets UCX use TCP only if the variable UCX_TLS allows it, such as UCX_TLS=all, with the risk "
+                  "that a peer ends this process (SECURITY.md); paths auto and tcp need no UCX",
+                  api().ucp_get_version_string())};
 }
 
 UcpWorker::~UcpWorker() {

@@ -21,13 +21,17 @@ std::string describe_status(const char* doing, ucs_status_t status);
 /// memory handles and rkeys must be gone before the worker.
 class UcpWorker {
  public:
-  /// Loads and starts UCX. kUnavailable: there is no UCX, or it can't start on this machine with the environment's
-  /// UCX_* variables. `nics`: names of the network cards that UCX uses; empty: UCX decides.
+  /// Loads and starts UCX, which uses TCP only if the environment's UCX_TLS allows it. kUnavailable: there is no UCX,
+  /// or it can't start on this machine with the environment's UCX_* variables. `nics`: names of the network cards that
+  /// UCX uses; empty: UCX decides.
   static Result<std::unique_ptr<UcpWorker>> create(const std::vector<std::string>& nics);
   UcpWorker(const UcpWorker&) = delete;
   UcpWorker& operator=(const UcpWorker&) = delete;
   ~UcpWorker();
 
+  /// Returns kUnavailable if UCX_TLS is not set and UCX has found no RDMA: its transports within a host report no dead
+  /// peers, so that UCX refuses to use them alone.
+  Result<void> check_reach() const;
   Result<std::string> address() const;
   /// Registers a handler, which is called with `arg` inside progress().
   Result<void> on_active_message(unsigned am_id, ucp_am_recv_callback_t handler, void* arg);

@@ -27,6 +27,7 @@ std::optional<Message> UcxBackend::checked(Result<Message> message, std::string_
 
 Result<void> UcxBackend::set_up() {
   worker_ = KVFERRY_TRY(UcpWorker::create(net_devices_.names));
+  KVFERRY_TRY(worker_->check_reach());
   std::string worker_address = KVFERRY_TRY(worker_->address());
   address_ = encode(Address{kProtocolVersion, incarnation_, std::move(worker_address), secret_.root()});
   source_address_ = source_address(options_.key, address_, change_ucx_secret);

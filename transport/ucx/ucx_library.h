@@ -15,6 +15,7 @@ namespace kvferry::ucx {
   F(ucp_config_modify)              \
   F(ucp_config_read)                \
   F(ucp_config_release)             \
+  F(ucp_context_print_info)         \
   F(ucp_context_query)              \
   F(ucp_ep_close_nbx)               \
   F(ucp_ep_create)                  \

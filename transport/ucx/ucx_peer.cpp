@@ -1,13 +1,12 @@
 #include "transport/ucx/ucx_peer.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <regex>
+#include <set>
 #include <utility>
 
 #include "transport/base/check.h"
 #include "transport/base/printable.h"
+#include "transport/ucx/transport_names.h"
 
 namespace kvferry::ucx {
 namespace {
@@ -49,9 +48,7 @@ void UcxPeer::connect() {
   if (const ucs_status_t status = api().ucp_ep_create(worker_.handle(), &params, &ep_); status != UCS_OK) {
     ep_ = nullptr;
     return fail(
-        describe_status("UCX cannot connect to the peer (both sides need a transport that UCX_TLS allows and that "
-                        "reports dead peers, such as tcp)",
-                        status));
+        describe_status("UCX cannot connect to the peer (both sides need RDMA, or a UCX_TLS that allows tcp)", status));
   }
   state_ = State::kConnecting;
   hello_ = encode(Hello{kProtocolVersion, address_.incarnation, token_, address_.secret});
@@ -68,7 +65,7 @@ void UcxPeer::on_welcome(const Welcome& welcome) {
   if (!welcome.refusal.empty())
     return fail("the peer refused the connection: " + printable(welcome.refusal, kPeerTextMax));
   state_ = State::kReady;
-  const std::set<std::string> names = lanes();
+  const std::set<std::string> names = transports_of(ep_);
   prefers_packing_ =
       std::all_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("tcp"); });
   is_tcp_alone_ = prefers_packing_ && !names.empty();
@@ -145,25 +142,8 @@ Result<RkeyPtr> UcxPeer::rkey(const std::string& packed) {
 }
 
 std::string UcxPeer::transports() const {
-  const std::set<std::string> names = lanes();
+  const std::set<std::string> names = ep_ == nullptr ? std::set<std::string>() : transports_of(ep_);
   return names.empty() ? "unknown" : fmt::format("{}", fmt::join(names, ", "));
-}
-
-std::set<std::string> UcxPeer::lanes() const {
-  // UCX 1.13 has no query for the lanes, but its dump of the endpoint names each: "lane[0]:  2:tcp/eth0.0 md[1] ...".
-  if (ep_ == nullptr) return {};
-  char* text = nullptr;
-  std::size_t bytes = 0;
-  std::FILE* stream = ::open_memstream(&text, &bytes);
-  if (stream == nullptr) return {};
-  api().ucp_ep_print_info(ep_, stream);
-  std::fclose(stream);
-  const std::string dump(text, bytes);
-  std::free(text);
-  std::set<std::string> names;
-  static const std::regex kLane(R"(lane\[\d+\]:\s*\d+:([^\s.]+))");
-  for (std::sregex_iterator lane(dump.begin(), dump.end(), kLane), end; lane != end; ++lane) names.insert((*lane)[1]);
-  return names;
 }
 
 }  // namespace kvferry::ucx

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -74,7 +73,6 @@ class UcxPeer {
 
  private:
   enum class State { kIdle, kConnecting, kReady, kFailed, kClosed };
-  std::set<std::string> lanes() const;
   /// Returns when a silent peer must be pinged, or its connection must be failed.
   TimeNs silence_deadline(TimeNs silence_ns) const;
 

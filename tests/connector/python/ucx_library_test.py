@@ -1,5 +1,5 @@
 """Tests that UCX is loaded at run time: no binary links it, it is found beside the module or by its variable, and a
-host without it is told what to install.
+host without it, or without RDMA, is told what is missing.
 """
 
 import os
@@ -23,13 +23,14 @@ print(*{line.split()[-1] for line in Path("/proc/self/maps").read_text().splitli
 
 
 def run(path: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PROGRAM, path], env=os.environ | variables, capture_output=True,
+    environment = {name: value for name, value in os.environ.items() if name != "UCX_TLS"}
+    return subprocess.run([sys.executable, "-c", PROGRAM, path], env=environment | variables, capture_output=True,
                           text=True, check=False, timeout=60)
 
 
 def loaded(**variables: str) -> Path:
     """Returns the path of the UCX that a process loads."""
-    done = run("ucx", **variables)
+    done = run("ucx", UCX_TLS="all", **variables)  # it may use TCP, since this host may have no RDMA
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.splitlines()[-1])
 
@@ -52,6 +53,20 @@ def test_a_host_without_ucx_is_told_what_to_install_and_uses_other_paths() -> No
     assert done.returncode == 0, done.stderr
     assert "TCP" in done.stdout
     assert "backend ucx is not used" in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="this host has RDMA")
+def test_a_host_without_rdma_is_told_what_lets_ucx_use_tcp_and_uses_other_paths() -> None:
+    done = run("ucx")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    for part in ("no RDMA device", "UCX_TLS=all", "with the risk that a peer ends this process", "paths auto and tcp"):
+        assert part in last
+    assert done.stderr.count("RDMA device") == 1, "it is said once, by the exception"
+    done = run("auto")
+    assert done.returncode == 0, done.stderr
+    assert "TCP" in done.stdout
+    assert "ucx" not in (done.stdout + done.stderr).lower(), "nobody has asked for UCX"
 
 
 def test_a_library_that_is_not_ucx_is_refused() -> None:

@@ -15,6 +15,7 @@
 #include "connector/runtime/links/zmq_link.h"
 #include "connector/runtime/worker/service_loop.h"
 #include "tests/connector/runtime/toy_engine.h"
+#include "tests/transport/ucx_over_tcp.h"
 #include "transport/base/checksum.h"
 #include "transport/make_transport.h"
 #include "transport/shared_memory.h"
@@ -35,6 +36,7 @@ struct Side {
       : device(std::make_shared<SimDevice>(seed, SimDevice::Drive::kInBackground)),
         engine(device.get(), options.has_unlike_layers),
         pool(SharedMemory::create("frames_test", kSlots * engine.chunk_bytes()).value()) {
+    let_ucx_use_tcp();  // so that GPU memory has this path too
     TransportOptions wanted;
     wanted.path = options.path;
     wanted.device = device.get();

@@ -1,4 +1,5 @@
-// Tests two nodes, a controller and real UCX in one process: the decode node loads what the prefill node computed.
+// Tests two nodes, a controller and the real transport in one process: the decode node loads what the prefill node
+// computed.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>

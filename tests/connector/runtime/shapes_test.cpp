@@ -1,4 +1,5 @@
-// Tests nodes of different shapes with real UCX, ZeroMQ and a controller: each node reads what the other one computed.
+// Tests nodes of different shapes with the real transport, ZeroMQ and a controller: each node reads what the other one
+// computed.
 #include "connector/runtime/links/shapes.h"
 
 #include <gtest/gtest.h>

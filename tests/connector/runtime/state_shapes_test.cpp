@@ -1,5 +1,5 @@
 // Tests nodes of unlike tensor and pipeline parallelism that run a model with states: each value that a node has loaded
-// must be the one that belongs there. The nodes are real, with real UCX, ZeroMQ and a controller.
+// must be the one that belongs there. The nodes are real, with the real transport, ZeroMQ and a controller.
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "kernels/device/element.h"
+#include "tests/transport/ucx_over_tcp.h"
 
 namespace kvferry {
 namespace {
@@ -40,6 +41,7 @@ TestNode::TestNode(const std::string& controller, const std::string& engine_id, 
     : device_(std::move(device)),
       memory_(std::size_t{kLayers} * kNumBlocks * kHeads * 2 * kBlockTokens * kDim),
       chunk_type_(chunk_type) {
+  if (device_) let_ucx_use_tcp();  // so that GPU memory has this path too
   KvLayout layout;
   layout.num_kv_heads = kHeads;
   layout.head_dim = kDim;

@@ -8,6 +8,7 @@
 #include "tests/device/sim_device.h"
 #include "tests/transport/backends.h"
 #include "tests/transport/transport_fixture.h"
+#include "tests/transport/ucx_over_tcp.h"
 #include "transport/planner/plan_address.h"
 #include "transport/planner/prober.h"
 
@@ -39,6 +40,7 @@ Completion pull_all(Transport& transport, PeerId peer, RegionId local, const std
 
 TEST(Planner, MovesGpuMemoryByPathsThatReachIt) {
   constexpr std::uint64_t kBytes = 1 << 20;
+  let_ucx_use_tcp();  // no other backend here moves bytes between a GPU and a host
   SimDevice device(1, SimDevice::Drive::kInBackground);
   TransportOptions options;
   options.device = &device;

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "tests/transport/base/net/pci_tree.h"
+#include "tests/transport/ucx_over_tcp.h"
 #include "transport/make_transport.h"
 #include "transport/ucx/net_devices.h"
 
@@ -67,6 +68,7 @@ TEST(UcxNetDevices, AnUnknownNameIsRefused) {
 }
 
 TEST(UcxNetDevices, UcxUsesNoOther) {
+  let_ucx_use_tcp();
   const auto all = make_ucx_transport(UcxOptions{}).value();
   UcxOptions options;
   options.nics = {"lo"};

@@ -7,6 +7,7 @@
 
 #include "tests/device/sim_device.h"
 #include "tests/transport/process_fixture.h"
+#include "tests/transport/ucx_over_tcp.h"
 #include "transport/make_transport.h"
 #include "transport/region_descriptor.h"
 #include "transport/ucx/messages.h"
@@ -16,7 +17,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(UcxTransport, DescribesLibraryAndPathOnceItIsConnected) {
+class UcxTransport : public ::testing::Test {
+ protected:
+  UcxTransport() { let_ucx_use_tcp(); }
+};
+
+TEST_F(UcxTransport, DescribesLibraryAndPathOnceItIsConnected) {
   UcxFixture fixture;
   const auto transport = fixture.make_transport(16);
   EXPECT_THAT(transport->describe(), HasSubstr("at the first connection"));
@@ -31,7 +37,7 @@ TEST(UcxTransport, DescribesLibraryAndPathOnceItIsConnected) {
   EXPECT_THAT(transport->describe(), HasSubstr("over tcp/"));
 }
 
-TEST(UcxTransport, OptionsThatMakeNoSenseAreRefused) {
+TEST_F(UcxTransport, OptionsThatMakeNoSenseAreRefused) {
   UcxOptions options;
   options.operations_per_peer_max = 0;
   const auto made = make_ucx_transport(options);
@@ -39,7 +45,7 @@ TEST(UcxTransport, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_EQ(made.error().code, ErrorCode::kInvalidArgument);
 }
 
-TEST(UcxTransport, ItsThreadIsTheGpusBeforeUcxStarts) {
+TEST_F(UcxTransport, ItsThreadIsTheGpusBeforeUcxStarts) {
   SimDevice device(1);
   UcxOptions options;
   options.device = &device;
@@ -49,7 +55,7 @@ TEST(UcxTransport, ItsThreadIsTheGpusBeforeUcxStarts) {
   EXPECT_FALSE(device.bound_threads().contains(std::this_thread::get_id()));
 }
 
-TEST(UcxTransport, GpuMemoryIsNotSentToAGrantedRegion) {
+TEST_F(UcxTransport, GpuMemoryIsNotSentToAGrantedRegion) {
   SimDevice device(1);
   const auto transport = make_ucx_transport({}).value();
   const auto owner = make_ucx_transport({}).value();
@@ -68,7 +74,7 @@ TEST(UcxTransport, GpuMemoryIsNotSentToAGrantedRegion) {
   }
 }
 
-TEST(UcxTransport, AnUnknownPeerAtThePeersAddressIsNotTouched) {
+TEST_F(UcxTransport, AnUnknownPeerAtThePeersAddressIsNotTouched) {
   UcxFixture fixture;
   const auto transport = fixture.make_transport(16);
   const auto remote = fixture.make_remote(4096);
@@ -86,7 +92,7 @@ TEST(UcxTransport, AnUnknownPeerAtThePeersAddressIsNotTouched) {
   EXPECT_THAT(completions[0].what, HasSubstr("another process"));
 }
 
-TEST(UcxTransport, ServesNobodyWhoWasNotToldItsSecret) {
+TEST_F(UcxTransport, ServesNobodyWhoWasNotToldItsSecret) {
   UcxOptions options;
   options.silence_ns = 300 * kMillisecond;
   const auto unknown_peer = make_ucx_transport(options).value();
@@ -105,7 +111,7 @@ TEST(UcxTransport, ServesNobodyWhoWasNotToldItsSecret) {
   EXPECT_TRUE(owner->poll_notifications().empty());
 }
 
-TEST(UcxTransport, OutlivesBrokenAddressesAndKeys) {
+TEST_F(UcxTransport, OutlivesBrokenAddressesAndKeys) {
   UcxOptions options;
   options.silence_ns = 100 * kMillisecond;
   const auto transport = make_ucx_transport(options).value();
@@ -136,7 +142,7 @@ TEST(UcxTransport, OutlivesBrokenAddressesAndKeys) {
   ends(owner->address(), remote);
 }
 
-TEST(UcxTransport, KeepsUcxsMessagesOffStdout) {
+TEST_F(UcxTransport, KeepsUcxsMessagesOffStdout) {
   UcxFixture fixture;
   ::testing::internal::CaptureStdout();
   {
@@ -152,7 +158,7 @@ TEST(UcxTransport, KeepsUcxsMessagesOffStdout) {
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
 }
 
-TEST(UcxTransport, AStuckPeerTakesItsOtherTransfersDownButTheyAreToldWhy) {
+TEST_F(UcxTransport, AStuckPeerTakesItsOtherTransfersDownButTheyAreToldWhy) {
   UcxFixture fixture;
   const auto transport = fixture.make_transport(16);
   const auto remote = fixture.make_remote(4096);
