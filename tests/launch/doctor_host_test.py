@@ -126,6 +126,8 @@ def test_a_broken_host_is_named(host: Path, problem: str) -> None:
 HINTS = {
     "huge pages": (file("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never] deny\n"),
                    "pools have pages of 4 KiB"),
+    "UCX with TCP": (variable("UCX_TLS", "all"), "UCX_TLS=all lets UCX use TCP"),
+    "UCX not without TCP": (variable("UCX_TLS", "^cuda_ipc"), "UCX_TLS=^cuda_ipc lets UCX use TCP"),
     "CMA": (file("proc/sys/kernel/yama/ptrace_scope", "1\n"), "path cma can't be used"),
     "leftovers": (file("dev/shm/psm_0123", "left"), "1 files in /dev/shm"),
 }

@@ -184,18 +184,30 @@ std::vector<std::string> words_of(const std::string& list) {
   return words;
 }
 
+/// Returns whether a value of UCX_TLS allows TCP. A value that begins with '^' lists transports that UCX leaves out.
+bool allows_tcp(const std::string& transports) {
+  const bool is_list_of_others = transports.starts_with('^');
+  const std::vector<std::string> words = words_of(transports.substr(is_list_of_others ? 1 : 0));
+  return is_list_of_others != (std::ranges::count(words, "tcp") + std::ranges::count(words, "all") > 0);
+}
+
 Findings check_ucx(const Host& host) {
   Findings found;
   const std::vector<std::string> devices = rdma_devices(host);
   constexpr std::string_view kRdma[] = {"all", "ib", "rc", "ud", "dc"};
-  if (const auto allowed = variable(host, "UCX_TLS"); allowed && !devices.empty() && !allowed->starts_with('^')) {
-    const bool has_rdma = std::ranges::any_of(words_of(*allowed), [&](const std::string& word) {
-      return std::ranges::any_of(kRdma, [&](std::string_view name) { return word.starts_with(name); });
-    });
-    if (!has_rdma)
+  if (const auto allowed = variable(host, "UCX_TLS"); allowed) {
+    const bool has_rdma =
+        allowed->starts_with('^') || std::ranges::any_of(words_of(*allowed), [&](const std::string& word) {
+          return std::ranges::any_of(kRdma, [&](std::string_view name) { return word.starts_with(name); });
+        });
+    if (!has_rdma && !devices.empty())
       found.push_back({.what = fmt::format("UCX_TLS={} leaves out RDMA, so UCX can't use {} of this host", *allowed,
                                            devices.front()),
                        .advice = "unset UCX_TLS, or add rc to it"});
+    else if (allows_tcp(*allowed))
+      found.push_back({.what = fmt::format("UCX_TLS={} lets UCX use TCP, by which a peer can end a node", *allowed),
+                       .advice = "unset UCX_TLS, or leave tcp out of it (UCX_TLS=^tcp): kvferry uses TCP without UCX",
+                       .is_hint = true});
   }
   const std::vector<std::string> interfaces = entries(host.root / "sys/class/net");
   for (const std::string& word : words_of(variable(host, "UCX_NET_DEVICES").value_or(""))) {
