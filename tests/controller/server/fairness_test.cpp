@@ -204,6 +204,45 @@ TEST(ZmqTurns, ATurnEndsByTime) {
   EXPECT_EQ(taken, kMessages);
 }
 
+/// The number of connections of one peer that floods.
+class ZmqFlood : public ::testing::TestWithParam<std::uint64_t> {};
+INSTANTIATE_TEST_SUITE_P(Connections, ZmqFlood, ::testing::Values(1, 16, 64));
+
+TEST_P(ZmqFlood, DelaysAMessageByOneOfEachOfItsConnections) {
+  constexpr std::uint64_t kBeats = 20, kOfEach = 500;
+  SteppingClock clock;
+  Sessions sessions{{}, 0};
+  const auto listener = listen_zmq("tcp://127.0.0.1:0", sessions, clock).value();
+  const auto context = std::make_shared<net::ZmqContext>();
+  const auto connected = [&] {
+    auto peer = net::ZmqSocket::make(context, net::ZmqKind::kDealer, {}).value();
+    EXPECT_TRUE(peer->connect(listener->address()));
+    return peer;
+  };
+  std::vector<std::unique_ptr<net::ZmqSocket>> flooding(GetParam());
+  for (auto& peer : flooding) {
+    peer = connected();
+    for (std::uint64_t i = 0; i < kOfEach; ++i) ASSERT_TRUE(peer->send("x"));
+  }
+  const auto node = connected();
+  ASSERT_TRUE(node->send(encode(wire::Hello{.node = node_info("a")})));
+  for (std::uint64_t i = 0; i < kBeats; ++i)
+    ASSERT_TRUE(node->send(encode(wire::Heartbeat{.incarnation = 1, .next_sequence = 0})));
+  clock.step = kTurnTimeMax;  // a turn takes one message
+  const TimeNs deadline = steady_clock().now() + kDeadlineMs * kMillisecond;
+  std::uint64_t most = 0;
+  for (std::uint64_t beats = 0, taken = 0; beats < kBeats && steady_clock().now() < deadline;) {
+    listener->serve(kSecond);
+    if (sessions.counters().heartbeats == beats) continue;
+    // The heartbeats wait together from the first one on: a peer's messages that came at once are in one queue.
+    if (beats++ > 0) most = std::max(most, sessions.counters().messages_taken - taken);
+    taken = sessions.counters().messages_taken;
+  }
+  EXPECT_EQ(sessions.counters().heartbeats, kBeats);
+  EXPECT_LE(most, GetParam() + 1);
+  RecordProperty("most_messages_before_one", static_cast<int>(most));
+}
+
 /// Floods a controller with the most expensive messages of a registered node, and with small ones of a peer that is
 /// none, while another node sends heartbeats and lookups.
 class Flood : public ::testing::TestWithParam<const char*> {
