@@ -119,12 +119,12 @@ class Deployment:
             copy.parent.mkdir()
         self.copy_to(self.copies)
         of_controller, *of_nodes = self.copies
-        controller = subprocess.Popen(
+        self.controller = subprocess.Popen(
             [KVFERRY, "controller", "--bind", "tcp://127.0.0.1:0", "--stream", "none", "--state", "none", "--http",
              self.http, "--cluster-key-file", of_controller], stdout=subprocess.PIPE, text=True)
-        ended.callback(kill, controller)
-        assert controller.stdout is not None
-        found = re.search(r"listening on (\S+)", controller.stdout.readline())
+        ended.callback(kill, self.controller)
+        assert self.controller.stdout is not None
+        found = re.search(r"listening on (\S+)", self.controller.stdout.readline())
         assert found is not None
         self.endpoint = found[1]
         self.nodes = {key_file.parent.name: Process("handing_node.py", self.endpoint, key_file, key_file.parent.name,

@@ -2,12 +2,14 @@
 
 For each line of JSON on its stdin it prints one: `{"prefill": NUMBER}` computes a prompt and answers with the signed
 parameters of a hand-off; `{"decode": NUMBER, "params": PARAMS}` loads the prompt's KV and answers how many tokens were
-loaded, and whether all their bytes are right.
+loaded, and whether all their bytes are right; `{"steps": NUMBER}` plans as many steps, one a millisecond, and answers
+with the microseconds that each took.
 """
 
 import ctypes
 import json
 import sys
+import time
 from typing import Any
 
 from kvferry import _core as core
@@ -38,7 +40,9 @@ class Node:
         self._worker = core.WorkerNode(extra_json=extra, rank=0, label=name.replace("-", "_"), layouts=[layout])
         self._core.attach_workers([self._worker.handshake()])
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, asked: dict[str, Any]) -> Any:
+        if "steps" in asked:
+            return [self._timed_step() for _ in range(asked["steps"])]
         return self.prefill(asked["prefill"]) if "prefill" in asked else self.decode(asked["decode"], asked["params"])
 
     def prefill(self, number: int) -> dict[str, Any]:
@@ -60,6 +64,12 @@ class Node:
         loaded = self._admit(name, number, handoff=False, source=source)
         self._core.finished(name, PROMPT_TOKENS, BLOCKS, False)
         return {"loaded": loaded, "right": self._holds(number, loaded)}
+
+    def _timed_step(self) -> float:
+        time.sleep(0.001)
+        begin = time.perf_counter()
+        self._step([], {}, [])
+        return 1e6 * (time.perf_counter() - begin)
 
     def _admit(self, name: str, number: int, *, handoff: bool, source: tuple[str, str, int, str] | None) -> int:
         """Runs the engine's step for a new request. Returns the number of tokens that were loaded."""

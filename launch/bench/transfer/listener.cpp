@@ -114,7 +114,7 @@ class Session {
 
   const std::string host_;
   LineLink driver_;
-  std::map<std::size_t, ChildProcess> workers_;  // by the number that the driver chose
+  std::map<std::size_t, ChildProcess> workers_;  // [number that the driver chose]
   bool is_known_ = false;
 };
 
