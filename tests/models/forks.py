@@ -216,7 +216,7 @@ def decode(engine: Engine, job: Job, name: str) -> dict[str, Any]:
         kept = kv_content.keep_kv(engine.core) if FEATURES[name].converts else None
         found = handed_over(engine, params, FEATURES[name].ask)
         if kept is not None:
-            complaint = kv_content.complaint_about(kept, path.with_suffix(".kv"))
+            complaint = kv_content.complaint_about(kept, path.with_suffix(".kv"), kv_content.fp8_type(engine.core))
             assert not complaint, complaint
         assert found["pushed"] or not FEATURES[name].is_pushed, "no chunk was pushed"
         return {"handed over": found}

@@ -13,7 +13,7 @@ from kvferry.conversion import conversion, element_types, other_chunk_dtype
 from kvferry.layout import CacheLayout
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import LOGS
-from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.answers import Generation, first_mismatch
 from kvferry_launch.testbed.client import VllmClient
 from kvferry_launch.testbed.pair import Pair, PairSetup, own_cores, pair_load
 from kvferry_launch.testbed.prompts import PromptSet
@@ -30,26 +30,36 @@ MARGINS = {"float16": 0.1, "fp8": 0.5}
 DECODE = {"float16": ("--dtype", "float16"), "fp8": ("--dtype", "bfloat16", "--kv-cache-dtype", "fp8")}
 
 
-async def plain_answers(server: VllmServer) -> list[Generation]:
-    async with VllmClient(server.url) as client:
-        return [await client.generate(prompt, MAX_TOKENS) for prompt in PROMPTS]
+def plain_answers(name: str, toy: Path, flags: tuple[str, ...]) -> list[Generation]:
+    """Returns the answers of a server without kvferry."""
+    server = VllmServer(f"conversion-{name}-alone", toy, own_cores()[0], None, flags, log_folder=LOGS / "tests")
+
+    async def ask() -> list[Generation]:
+        async with VllmClient(server.url) as client:
+            return [await client.generate(prompt, MAX_TOKENS) for prompt in PROMPTS]
+
+    server.start()
+    try:
+        server.wait_ready()
+        return asyncio.run(ask())
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("to", DECODE)
 def test_a_decode_server_answers_from_the_kv_of_a_bfloat16_server(to: str, kvferry_connector: KvConnector, toy: Path
                                                                   ) -> None:
-    """Both servers have the setting, which says nothing new to the one with bfloat16."""
+    """Both servers have the setting, which says nothing new to the one with bfloat16. Answers may differ from those of
+    a server of the decode server's type for half of the prompts, or for as many as those of a bfloat16 server do: fp8
+    moves nearly all answers of this toy. tests/models compares the elements of K and V.
+    """
     if torch.cpu._is_amx_tile_supported():
         pytest.skip("AMX kernels interleave K and V of bfloat16, which is refused")
     if to == "fp8" and not has_fp8_kernels():
         pytest.skip("vLLM's fp8 KV cache needs AVX-512 or AMX")
-    alone = VllmServer(f"conversion-{to}-alone", toy, own_cores()[0], None, DECODE[to], log_folder=LOGS / "tests")
-    alone.start()
-    try:
-        alone.wait_ready()
-        expected = asyncio.run(plain_answers(alone))
-    finally:
-        alone.stop()
+    expected = plain_answers(to, toy, DECODE[to])
+    others = plain_answers("bfloat16", toy, ("--dtype", "bfloat16")) if to == "fp8" else expected
+    num_moved = sum(first_mismatch(*both) is not None for both in zip(expected, others, strict=True))
     pair = Pair(PairSetup(f"conversion-{to}", kvferry_connector, prefill_flags=("--dtype", "bfloat16"),
                           decode_flags=DECODE[to], extra={"chunk_dtype": "bfloat16", "chunk_tokens": 64}),
                 toy, LOGS / "tests")
@@ -59,7 +69,7 @@ def test_a_decode_server_answers_from_the_kv_of_a_bfloat16_server(to: str, kvfer
         assert not result.errors, result.complaints()
         wrong = [mismatch for mismatch in result.mismatches.values() if mismatch.margin > MARGINS[to]]
         assert not wrong, [str(mismatch) for mismatch in wrong]
-        assert len(result.mismatches) <= len(PROMPTS) // 2, result.complaints()
+        assert len(result.mismatches) <= max(num_moved, len(PROMPTS) // 2), result.complaints()
         loaded = [report.admissions[0].loaded for report in result.reports if report is not None]
         assert loaded == [len(prompt) - 1 for prompt in PROMPTS]
         assert pair.controller is not None
