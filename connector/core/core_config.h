@@ -27,6 +27,10 @@ struct CoreConfig {
   std::string member;          // this node's name as a member of the cluster (net::Identity); empty: it has none
   std::uint32_t chunk_tokens = 256;
   std::vector<KvGroup> groups = {{}};
+  /// True if the tokens of a block can't be told apart in memory: their elements are interleaved, or they are on
+  /// several ranks in turns. Chunks and tails then consist of whole blocks of all KV groups, and a hit ends at the end
+  /// of such a block. chunk_tokens must be a multiple of every group's block size. Holds for all models with state.
+  bool whole_blocks = false;
   /// True for models with state (Mamba, linear attention, short convolutions). A block of a KV group with a window then
   /// holds the model's state after the block's last token, if the engine kept the state there: at the end of a step, or
   /// at a checkpoint. Chunks and windows must be one block long, and a hit can end only after a block with a state.

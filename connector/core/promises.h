@@ -36,9 +36,9 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
 /// The promise exact-load: after an allocation with n > 0 external tokens, the items of the load job load exactly n
 /// tokens from first_token on, in order. In each KV group the job has a block for every token from needed_from[group]
 /// on; earlier blocks may be missing, because a window no longer reaches them. Tokens are counted from the start of the
-/// job's first block.
+/// job's first block. With CoreConfig::whole_blocks the load begins and ends at a multiple of `unit` tokens.
 void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::span<const KvGroup> groups,
-                std::span<const std::uint32_t> needed_from);
+                std::span<const std::uint32_t> needed_from, std::uint32_t unit = 1);
 
 /// The promise no-stale-spec: when a step is planned, no lookup that was made before is still open.
 inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
@@ -48,9 +48,10 @@ inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
 
 /// The promise saved-is-computed: a save covers only tokens that are computed and known, and the job's blocks contain
 /// these tokens. `job_start` is the request's token at which the job's first blocks begin, `known` the number of tokens
-/// in the request's chain.
+/// in the request's chain. With CoreConfig::whole_blocks a save begins and ends at a multiple of `unit` tokens, because
+/// the bytes of a block are computed only when all its tokens are.
 void saved_is_computed(const SaveJob& job, std::uint32_t job_start, std::uint32_t computed, std::uint32_t known,
-                       std::span<const KvGroup> groups);
+                       std::span<const KvGroup> groups, std::uint32_t unit = 1);
 
 /// Also part of the promise saved-is-computed: a node with CoreConfig::only_reads saves no KV, because its blocks have
 /// other KV than its fingerprint says.

@@ -23,6 +23,7 @@ std::vector<KvGroup> groups_of(const CoreConfig& core) {
 MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards)
     : config_(config),
       block_tokens_(core.groups.at(0).block_tokens),
+      whole_blocks_(core.whole_blocks),
       core_(core),
       promises_(core),
       book_(book),

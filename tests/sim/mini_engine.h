@@ -240,6 +240,7 @@ class MiniEngine {
 
   EngineConfig config_;
   std::uint32_t block_tokens_;  // of the first KV group; of all groups in models with state
+  bool whole_blocks_;
   SchedulerCore core_;
   PromisesCheck promises_;
   StampBook& book_;

@@ -29,6 +29,7 @@ void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
   tally_.several_groups += groups.size() > 1;
   tally_.unlike_blocks += groups.front().block_tokens != groups.back().block_tokens;
   tally_.unlike_windows += groups.size() > 2 && groups[1].window != groups[2].window;
+  tally_.whole_blocks += whole_blocks_;
   tally_.restarting_windows += groups.back().window_restarts;
   tally_.uncacheable += !spec.cacheable;
   tally_.salted += !spec.salt.empty();

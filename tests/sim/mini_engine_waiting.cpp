@@ -70,6 +70,7 @@ bool MiniEngine::is_given_up(const std::string& id, std::uint32_t& external, Nex
       if (is_async) break;  // vLLM takes an asynchronous answer whole or not at all
       tally_.answer_trimmed += external > 1;
       external /= 2;
+      if (whole_blocks_) external -= external % block_tokens_;
       break;
   }
   return false;

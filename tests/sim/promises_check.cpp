@@ -62,6 +62,10 @@ void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& ad
     expect(slot.state == ChunkPool::State::kReady || slot.state == ChunkPool::State::kRetired,
            "verified-only: the load of {} reads slot {} before it is whole", job.request_id, item.chunk.slot);
   }
+  const std::uint32_t block = alignment_of(config_.groups);
+  expect(!config_.whole_blocks || (admitted.local % block == 0 && admitted.external % block == 0),
+         "exact-load: the load of {} after token {} has a part of a block: {} tokens", admitted.id, admitted.local,
+         admitted.external);
   expect(num == admitted.external, "exact-load: request {} was allocated {} external tokens, the plan loads {}",
          admitted.id, admitted.external, num);
   expect(job.block_ids.size() == admitted.table.size(), "exact-load: the load of {} names {} KV groups of {}",
@@ -141,6 +145,8 @@ void PromisesCheck::save_planned(const SaveJob& job, const BlockTable& table, st
          job.request_id);
   for (const SaveItem& item : job.items) {
     const std::uint32_t end = job_start + item.first_token + item.num_tokens;
+    expect(!config_.whole_blocks || (item.first_token % alignment == 0 && end % alignment == 0),
+           "saved-is-computed: request {} saves a part of a block, up to token {}", job.request_id, end);
     expect(end <= std::min(computed, known),
            "saved-is-computed: request {} saves up to token {}, computed {}, known {}", job.request_id, end, computed,
            known);

@@ -35,8 +35,8 @@ class Clients {
     hand_over();
     end_preparations();
   }
-  /// Checks that the decode node computed only the last token of each prompt or, in a model with state, only what
-  /// follows the last state, unless there was a mishap to the first chunk that it lacks.
+  /// Checks that the decode node computed only the last token of each prompt or, where chunks are whole blocks, only
+  /// what follows the last full block, unless there was a mishap to the first chunk that it lacks.
   void check_handoffs() {
     for (const auto& [id, handoff] : handed_off_) {
       const FinishedRequest* done = world_.finished(handoff.to, id);
@@ -50,9 +50,11 @@ class Clients {
         continue;
       }
       const std::uint32_t hit = done->admissions[0].hit, chunk_tokens = options_.core.chunk_tokens;
-      const std::uint32_t after_state = options_.core.keeps_state ? (handoff.num_tokens - 1) % chunk_tokens : 0;
+      const bool has_blocks_only = options_.core.keeps_state || options_.core.whole_blocks;
+      const std::uint32_t after_block =
+          has_blocks_only ? (handoff.num_tokens - 1) % alignment_of(options_.core.groups) : 0;
       const TimeNs when = world_.engine(handoff.to).first_admitted(id);
-      if (hit + after_state + 1 >= handoff.num_tokens) {
+      if (hit + after_block + 1 >= handoff.num_tokens) {
         tally_.handoffs_whole += 1;
         for (std::size_t chunk = 0; chunk < handoff.chunks.size(); ++chunk) {
           if (world_.mishaps().excuse(handoff, chunk, when) == nullptr) continue;

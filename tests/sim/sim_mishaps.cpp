@@ -17,7 +17,8 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
   TokenChain chain(root_key(options_.core.fingerprint, extras_of(spec, nodes_[from].engine->weights_at_end(spec.id))),
                    options_.core.chunk_tokens, {});
   chain.append(spec.prompt);
-  made.chunks = chain.prefix(made.num_tokens);
+  const std::uint32_t block = options_.core.whole_blocks ? alignment_of(options_.core.groups) : 1;
+  made.chunks = chain.prefix(made.num_tokens - made.num_tokens % block);
   for (const ChunkMeta& chunk : made.chunks) {
     const ChunkPool::Slot* slot = nodes_[from].engine->core().pool().find(chunk.key);
     const bool is_written = slot != nullptr && (slot->state == ChunkPool::State::kReady || is_save(*slot));

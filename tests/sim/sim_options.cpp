@@ -71,6 +71,12 @@ void put_on_gpus(SimOptions& options, bool has_trouble) {
   options.network.copies_slowly = options.engine.seed / 32 % 2 == 0;
 }
 
+/// Gives every node chunks of whole blocks. Nothing is drawn, as above.
+void take_whole_blocks(CoreConfig& core, std::uint64_t seed) {
+  core.whole_blocks = true;
+  core.chunk_tokens = alignment_of(core.groups) << seed % 3;
+}
+
 }  // namespace
 
 SimOptions draw_options(Dice& dice) {
@@ -105,6 +111,7 @@ SimOptions draw_options(Dice& dice) {
   core.tenant_idle = dice.pick({1, 600}) * kSecond;
   draw_engine(dice, options);
   if (core.keeps_state) options.engine.num_drafts = 0;
+  if (!core.keeps_state && options.engine.seed / 64 % 4 == 0) take_whole_blocks(core, options.engine.seed / 256);
   const bool has_trouble = dice.chance(0.75);
   if (has_trouble) draw_trouble(dice, options);
   options.num_requests = dice.between(2, 6);
@@ -115,7 +122,10 @@ SimOptions draw_options(Dice& dice) {
   options.network.max_delay = dice.pick({1, 20, 100}) * kMillisecond;
   options.pushes = dice.pick({0.0, 0.5, 1.0});
   if (core.groups.size() == 1 && core.groups[0].window == 0) core.prepared_tokens_max = dice.pick({0, 50, 1000});
-  options.decode_converts = options.engine.seed % 7 == 0;  // no draw of its own, so that seeds keep their schedules
+  if (core.whole_blocks)
+    core.prepared_tokens_max = 0;  // a preparation leaves one token to compute, which may be no block
+  // no draw of its own, so that seeds keep their schedules; chunks of whole blocks are bytes, which can't be converted
+  options.decode_converts = options.engine.seed % 7 == 0 && !core.whole_blocks;
   if (has_trouble) draw_network(dice, options);
   if (dice.chance(0.4)) {
     options.layers = dice.between(1, 3);

@@ -26,8 +26,8 @@ void World::start(std::size_t index) {
   if (index > 0) {  // nodes may have different block sizes
     const std::uint32_t own_blocks = dice_.pick({4u, 8u, 16u});
     const std::uint32_t blocks = core.groups[0].block_tokens;
-    for (KvGroup& group : core.groups)  // except in models with state, where chunks are blocks
-      if (!core.keeps_state) group.block_tokens = group.block_tokens * own_blocks / blocks;
+    for (KvGroup& group : core.groups)  // except where chunks are whole blocks, as in models with state
+      if (!core.keeps_state && !core.whole_blocks) group.block_tokens = group.block_tokens * own_blocks / blocks;
     const auto groups = static_cast<std::uint32_t>(core.groups.size());
     engine.num_blocks = 1 + groups + blocks_for(core.groups[0], engine.num_blocks * blocks);
   }

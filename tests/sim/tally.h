@@ -25,6 +25,7 @@ namespace kvferry::sim {
   X(unlike_blocks, "requests of models whose KV groups have unlike blocks")     \
   X(unlike_windows, "requests of models whose windows have unlike sizes")       \
   X(restarting_windows, "requests of models with chunked local attention")      \
+  X(whole_blocks, "requests of models whose chunks are whole blocks")           \
   X(async_loads, "loads from the pool, asynchronous")                           \
   X(async_failed, "asynchronous loads that failed")                             \
   X(preparations, "preparations that began")                                    \

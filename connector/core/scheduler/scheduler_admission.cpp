@@ -51,11 +51,9 @@ Coverage SchedulerCore::cover(RequestState& request) {
   return coverage;
 }
 
-/// Returns how many of the first `num_tokens` tokens can be reused. For models with state only whole blocks can be
-/// reused, because a state is kept only at the end of a block.
-std::uint32_t SchedulerCore::reusable(std::uint32_t num_tokens) const {
-  return config_.keeps_state ? num_tokens - num_tokens % config_.chunk_tokens : num_tokens;
-}
+/// Returns how many of the first `num_tokens` tokens can be saved and reused. With CoreConfig::whole_blocks these are
+/// the tokens of the blocks that are full in all KV groups.
+std::uint32_t SchedulerCore::reusable(std::uint32_t num_tokens) const { return num_tokens - num_tokens % unit(); }
 
 /// Returns true if chunks from other nodes could lengthen the hit.
 bool SchedulerCore::could_grow(const RequestState& request, const Coverage& coverage, std::uint32_t num_local) const {
@@ -93,7 +91,7 @@ bool SchedulerCore::has_windows(const ChunkMeta& chunk, std::uint32_t chunk_star
 /// Returns the number of tokens in the shortened hit.
 std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
                                          std::uint32_t num_local) const {
-  if (num_local != reusable(num_local)) return num_local;  // in models with state a load begins at a block's start
+  if (num_local != reusable(num_local)) return num_local;  // a load of whole blocks begins at a block's start
   while (hit > num_local) {
     std::uint32_t fits = hit;
     std::uint32_t chunk_start = 0;
@@ -293,7 +291,7 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
     }
     chunk_start = chunk_end;
   }
-  promise::exact_load(job, local - job_start, num_external, config_.groups, needed_in_job);
+  promise::exact_load(job, local - job_start, num_external, config_.groups, needed_in_job, unit());
   return job;
 }
 

@@ -22,6 +22,7 @@ SchedulerCore::SchedulerCore(CoreConfig config)
               }),
       receiver_({config_, pool_, actions_, counters_, numbers_, recorder_, provenance_, now_}, announced_) {
   KVFERRY_CHECK(!config_.groups.empty(), "the engine has no KV cache group; at least one is needed");
+  config_.whole_blocks |= config_.keeps_state;
   const KvGroup* windowed = nullptr;  // the last KV group with a window
   for (const KvGroup& group : config_.groups) {
     block_tokens_ = std::lcm(block_tokens_, group.block_tokens);
@@ -34,6 +35,8 @@ SchedulerCore::SchedulerCore(CoreConfig config)
     windowed = &group;
   }
   has_windows_ = windowed != nullptr;
+  KVFERRY_CHECK(!config_.whole_blocks || config_.chunk_tokens % block_tokens_ == 0,
+                "chunks of whole blocks need a multiple of {} tokens, not {}", block_tokens_, config_.chunk_tokens);
   KVFERRY_CHECK(has_windows_ || !config_.keeps_state,
                 "a model with state needs a KV cache group with a window, which none of its {} groups has",
                 config_.groups.size());
@@ -135,7 +138,7 @@ std::string SchedulerCore::pin_handoff(RequestState& request, std::uint32_t num_
   std::string name = fmt::format("{}.{:016x}", id, numbers_.draw());
   if (request.is_delivered) return name;
   std::vector<ChunkRef> chunks;
-  for (const ChunkMeta& chunk : request.chain.prefix(num_tokens))
+  for (const ChunkMeta& chunk : request.chain.prefix(reusable(num_tokens)))
     if (const ChunkPool::Slot* slot = pool_.find(chunk.key)) chunks.push_back(slot->ref);
   handoffs_[id] = {pool_.pin(std::move(chunks), "handoff of " + id, now, now + config_.handoff_ttl), name};
   return name;

@@ -190,6 +190,7 @@ class SchedulerCore {
   const ChunkPool::Slot* find_chunk(const ChunkKey& key, std::uint32_t num_tokens);
   // These functions are defined in scheduler_admission.cpp.
   Coverage cover(RequestState& request);
+  std::uint32_t unit() const { return config_.whole_blocks ? block_tokens_ : 1; }  // hits and chunks end at multiples
   std::uint32_t reusable(std::uint32_t num_tokens) const;
   bool could_grow(const RequestState& request, const Coverage& coverage, std::uint32_t num_local) const;
   bool lacks_state(const ChunkPool::Slot& slot) const {

@@ -31,9 +31,10 @@ std::uint32_t SchedulerCore::plan_full_chunks(RequestState& request, std::vector
 void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
   const std::uint32_t chunk_tokens = config_.chunk_tokens;
   const std::uint32_t savable = plan_full_chunks(request, plan.saves_after);
-  if (request.handoff && savable >= request.num_prompt_tokens && request.last_tail_end < request.num_prompt_tokens) {
-    const std::uint32_t full = request.num_prompt_tokens / chunk_tokens;
-    const std::uint32_t rest = request.num_prompt_tokens % chunk_tokens;
+  const std::uint32_t prompt = reusable(request.num_prompt_tokens);
+  if (request.handoff && savable >= prompt && request.last_tail_end < prompt) {
+    const std::uint32_t full = prompt / chunk_tokens;
+    const std::uint32_t rest = prompt % chunk_tokens;
     if (rest == 0) return;
     if (const auto item = plan_chunk(request, full, rest)) append_save(request, *item, plan.saves_after);
   }
@@ -43,7 +44,7 @@ void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
 /// start of the next step.
 void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   if (!request.cacheable || config_.only_reads) return;
-  const std::uint32_t savable = plan_full_chunks(request, saves_before_next_);
+  const std::uint32_t savable = reusable(plan_full_chunks(request, saves_before_next_));
   if (tail && savable > request.saved) {
     if (const auto item = plan_chunk(request, request.saved / config_.chunk_tokens, savable - request.saved))
       append_save(request, *item, saves_before_next_);
@@ -92,9 +93,9 @@ bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_
   return true;
 }
 
-/// Reserves a slot for chunk `chunk` of the request. Returns nullopt for a tail of a model with state, if a chunk with
-/// this key is being written, if the pool has the chunk and a save would add no state, if the engine has freed a block
-/// that the save needs, or if no slot can be reserved.
+/// Reserves a slot for chunk `chunk` of the request. Returns nullopt if a chunk with this key is being written, if the
+/// pool has the chunk and a save would add no state, if the engine has freed a block that the save needs, or if no slot
+/// can be reserved.
 std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::uint32_t chunk,
                                                   std::uint32_t num_tokens) {
   ChunkMeta meta = request.chain.meta(chunk, num_tokens);
@@ -105,7 +106,6 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
     request.last_tail = is_tail ? std::optional(tail) : std::nullopt;
     request.last_tail_end = is_tail ? end : 0;
   };
-  if (is_tail && config_.keeps_state) return std::nullopt;
   const std::uint32_t start = chunk * config_.chunk_tokens;
   for (std::size_t group = 0; group < config_.groups.size(); ++group) {
     const std::uint32_t from = std::clamp(window_start(group, window_end_of_chunk(request, end)), start, end) - start;
@@ -145,7 +145,7 @@ void SchedulerCore::append_save(const RequestState& request, const SaveItem& ite
   job.items.push_back(item);
   job.items.back().first_token -= job_start;
   promise::saved_is_computed_alike(config_.only_reads, request.id.value);
-  promise::saved_is_computed(job, job_start, request.computed, request.chain.size(), config_.groups);
+  promise::saved_is_computed(job, job_start, request.computed, request.chain.size(), config_.groups, unit());
   jobs.push_back(std::move(job));
 }
 

@@ -29,7 +29,7 @@ bool SchedulerCore::has_writing(std::span<const ChunkMeta> chunks) const {
 
 /// Returns the chunks of the tokens that the handoff source has computed for this request.
 std::vector<ChunkMeta> SchedulerCore::handed_off(RequestState& request) const {
-  return request.chain.prefix(std::min(request.source->num_tokens, request.chain.size()));
+  return request.chain.prefix(reusable(std::min(request.source->num_tokens, request.chain.size())));
 }
 
 /// Returns true if the handoff source was not asked for some chunks because they were being written, and no chunk of
