@@ -30,6 +30,7 @@ struct ConnectorConfig {
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
   bool save_draft_kv = true;
+  bool whole_blocks = false;
   bool require_cache_salt = false;
   std::string chunk_dtype;    // one of kChunkDtypes; empty: this server's own
   std::string path = "auto";  // one of the names that parse_path() accepts
@@ -94,6 +95,11 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
           "Whether chunks contain the KV of a draft model's layers (speculative decoding with MTP, EAGLE or a draft "
           "model). With false, this node shares chunks with nodes that have no draft model; after tokens whose KV "
           "was loaded fewer drafts are accepted, and the answers are the same"),
+      setting("whole_blocks", &C::whole_blocks, boolean,
+              "Whether chunks and tails end at the ends of blocks, and each block of the KV cache is copied as bytes, "
+              "whatever order its elements have. It is so by itself for bfloat16 with AMX kernels, with context "
+              "parallelism and for models with state. Nodes then share only if the order is the same on both "
+              "(order in the fingerprint)"),
       setting("require_cache_salt", &C::require_cache_salt, boolean,
               "Whether only requests with a cache_salt share KV: others are neither saved nor looked up, here and in "
               "vLLM's own prefix cache. For routers that give each tenant a salt, as launch/proxy does"),

@@ -73,13 +73,11 @@ class SimulatedPool:
         import torch
         from kvferry.pool_events import PoolEvents
         from vllm.distributed.kv_events import AllBlocksCleared
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.kv_cache_interface import FullAttentionSpec
 
         spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=8, dtype=torch.float32)
-        config = KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-                               hash_block_size=BLOCK_TOKENS)
         self._dice, self._nodes, self._capacity = dice, nodes, capacity
-        self._events = PoolEvents(config)
+        self._events = PoolEvents([spec], BLOCK_TOKENS)
         self._slots: dict[bytes, Node] = {}  # chunks that are ready or being written, least recently used first
         self._writing: set[bytes] = set()
         self._named: set[bytes] = set()

@@ -36,7 +36,7 @@ class Node:
         self._signer = signer_of(key_file)
         self._core = core.SchedulerNode(
             extra_json=extra, engine_id=name, role="kv_both", fingerprint="model", groups=[(BLOCK_TOKENS, 0, False)],
-            keeps_state=False, checkpoint_alignment=0, runs_ahead=False, start_timeout_ms=20_000)
+            whole_blocks=False, keeps_state=False, checkpoint_alignment=0, runs_ahead=False, start_timeout_ms=20_000)
         self._worker = core.WorkerNode(extra_json=extra, rank=0, label=name.replace("-", "_"), layouts=[layout])
         self._core.attach_workers([self._worker.handshake()])
 

@@ -54,7 +54,7 @@ def test_a_decode_server_answers_from_the_kv_of_a_bfloat16_server(to: str, kvfer
     moves nearly all answers of this toy. tests/models compares the elements of K and V.
     """
     if torch.cpu._is_amx_tile_supported():
-        pytest.skip("AMX kernels interleave K and V of bfloat16, which is refused")
+        pytest.skip("AMX kernels interleave K and V of bfloat16, so chunks are whole blocks, which are not converted")
     if to == "fp8" and not has_fp8_kernels():
         pytest.skip("vLLM's fp8 KV cache needs AVX-512 or AMX")
     expected = plain_answers(to, toy, DECODE[to])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kvferry import cpu_layout
 from kvferry._core import KvFerryError
+from kvferry.blocks.order import block_order
 from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers, shard_of
 from kvferry.preparations import prepared_tokens_max
 from kvferry.served import kv_groups, served_specs, state_format, unlike_format, window_format
@@ -32,7 +33,8 @@ def config(dtype: torch.dtype = torch.float32, cache_dtype: str = "auto", contex
         cache_config=SimpleNamespace(cache_dtype=cache_dtype, prefix_match_unit=None),
         attention_config=SimpleNamespace(backend=None),
         parallel_config=SimpleNamespace(prefill_context_parallel_size=prefill_context_parallel,
-                                        decode_context_parallel_size=context_parallel))
+                                        decode_context_parallel_size=context_parallel),
+        device_config=SimpleNamespace(device_type="cpu"))
 
 
 def groups(*specs: KVCacheSpec) -> KVCacheConfig:
@@ -153,13 +155,6 @@ def test_states_of_another_kind_or_device_have_another_format() -> None:
     assert state_format([full()], nodes[0], None) == ""
 
 
-def test_context_parallelism_is_refused() -> None:
-    with pytest.raises(KvFerryError, match=r"--decode-context-parallel-size 2; .* but not context parallelism"):
-        served_specs(groups(full()), config(context_parallel=2))
-    with pytest.raises(KvFerryError, match=r"--prefill-context-parallel-size is 2 and .* but not context parallelism"):
-        served_specs(groups(full()), config(prefill_context_parallel=2))
-
-
 def test_pooling_is_refused() -> None:
     with pytest.raises(KvFerryError, match=r"is served for pooling .*; start vLLM without --kv-transfer-config"):
         served_specs(groups(full()), config(runner="pooling"))
@@ -207,10 +202,11 @@ def test_strides_of_a_cpu_read_what_its_kernel_wrote(dtype: torch.dtype, cache_d
     if cache_dtype in FP8 and not has_fp8_kernels():
         pytest.skip("vLLM's fp8 KV cache needs AVX-512 or AMX")
     isa = _get_attn_isa(dtype, TOKENS, DIM, cache_dtype)
-    if isa == "amx":
-        pytest.skip("AMX kernels interleave K")
     spec = full(dtype=torch.uint8 if cache_dtype in FP8 else dtype)
     of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
+    if isa == "amx":  # test_whole_blocks.py has what follows from this order
+        assert block_order(groups(spec), config(dtype, cache_dtype), is_wanted=False).startswith("order=amx:")
+        return
     (layout,) = cache_layout(of, groups(spec), config(dtype, cache_dtype))
     # these values are exact in every data type
     written = torch.randint(-8, 8, (2, BLOCKS * TOKENS, HEADS, DIM)).to(dtype)
@@ -459,8 +455,13 @@ TOGETHER: dict[str, Callable[[], object]] = {
     "layers of unlike shapes beside layers with state":
         lambda: served_specs(groups(state(), full(), full(num_kv_heads=1, head_size=HEADS * DIM)), config()),
     "state with speculative decoding": lambda: served_specs(groups(full(), state(num_speculative_blocks=2)), config()),
-    "decode or prefill context parallelism": lambda: served_specs(groups(full()), config(prefill_context_parallel=2)),
-    "bfloat16 with AMX kernels": interleaved,
+    "context parallelism beside layers with state":
+        lambda: served_specs(groups(full(), state()), config(context_parallel=2)),
+    "prefill context parallelism without decode context parallelism":
+        lambda: served_specs(groups(full()), config(prefill_context_parallel=2)),
+    "`chunk_dtype` with chunks of whole blocks":
+        lambda: block_order(groups(full()), config(), is_wanted=True, chunk_dtype="bfloat16"),
+    "AMX kernels in some layers only": interleaved,
 }
 
 
@@ -478,7 +479,7 @@ def test_a_refusal_of_unlike_layers_says_what_is_served_instead() -> None:
         shard_of(unlike_layouts(0, 1), ranks(1, 2), 0, 0)
     with pytest.raises(KvFerryError, match=r"set --tensor-parallel-size \(2\) to 1, or leave a draft model's KV out"):
         shard_of(unlike_layouts(0, 0), ranks(2), 0, 0)
-    with pytest.raises(KvFerryError, match=r"interleaves the elements of K of type torch\.float32, .* --dtype float32"):
+    with pytest.raises(KvFerryError, match=r"interleaves the elements of K of type torch\.float32 .* whole_blocks to"):
         interleaved()
 
 

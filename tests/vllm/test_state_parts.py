@@ -198,7 +198,7 @@ def test_a_worker_that_says_no_parts_is_refused_where_the_fingerprint_promises_t
     for fingerprint, promises in (("state=0123abcd model=toy", True), ("model=toy", False),
                                   ("state=0123abcd,tensor_parallel:2 model=toy", False)):
         hellos = {(0, rank): WorkerHello(b"%d" % rank, has_parts=promises) for rank in (1, 0)}
-        assert checked_payloads(hellos, fingerprint) == [b"0", b"1"]
+        assert checked_payloads(hellos, fingerprint, "") == [b"0", b"1"]
         hellos[0, 1].has_parts = not promises
         with pytest.raises(KvFerryError, match="unlike shapes of the model's states"):
-            checked_payloads(hellos, fingerprint)
+            checked_payloads(hellos, fingerprint, "")

@@ -5,7 +5,7 @@ No other module of this package looks at vLLM's version.
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import vllm
 
@@ -51,6 +51,20 @@ def config_revision(model: "ModelConfig") -> str | None:
 def hash_block_size(kv_cache_config: "KVCacheConfig") -> int | None:
     """Returns the number of tokens in a block that vLLM hashes; None if unknown, as before vLLM 0.32."""
     return None if _numbers(vllm.__version__) in ((0, 30), (0, 31)) else kv_cache_config.hash_block_size
+
+
+def scheduler_spec(spec: "Any", context_ranks: int) -> "Any":
+    """Returns the spec of a KV cache group with the number of tokens that vLLM's scheduler counts in a block: those on
+    all decode context parallel ranks. Errors: KvFerryError before vLLM 0.32 if there are several such ranks.
+    """
+    if context_ranks == 1:
+        return spec
+    if _numbers(vllm.__version__) in ((0, 30), (0, 31)):
+        refuse_to_start(f"--decode-context-parallel-size is {context_ranks}, which this version of kvferry serves with "
+                        f"vLLM 0.32 or later; this is vLLM {vllm.__version__}")
+    from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_cache_spec
+
+    return resolve_dcp_kv_cache_spec(spec, context_ranks)
 
 
 def _numbers(found: str) -> tuple[int, int]:

@@ -29,6 +29,35 @@ def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStr
     """Returns the strides of K and of V. Errors: KvFerryError if the kernel can't store such KV, or if strides can't
     express its order of elements.
     """
+    isa, written = written_offsets(spec, vllm_config)
+    found = []
+    for name, offsets in zip("KV", written, strict=True):
+        strides = strides_of(offsets)
+        if strides is None:
+            refuse_to_start(
+                f"vLLM's attention for CPUs ('{isa}' kernel) interleaves the elements of {name} of type {spec.dtype} "
+                "in some layers only, which this version can't pack; set whole_blocks to true"
+            )
+        found.append(strides)
+    return found
+
+
+def strides_of(offsets: torch.Tensor) -> PageStrides | None:
+    """Returns the strides that lead to these offsets of tokens and dims; None if there are none."""
+    start, (block, dim) = int(offsets[0, 0]), offsets.shape
+    strides = PageStrides(
+        start,
+        int(offsets[1, 0]) - start if block > 1 else dim,
+        int(offsets[0, 1]) - start if dim > 1 else 1,
+    )
+    expected = start + torch.arange(block).unsqueeze(1) * strides.token + torch.arange(dim) * strides.dim
+    return strides if torch.equal(offsets, expected) else None
+
+
+def written_offsets(spec: "AttentionSpec", vllm_config: "VllmConfig") -> tuple[str, list[torch.Tensor]]:
+    """Returns vLLM's name for the kernel, and the offset in a block of each token and dim of K and of V, the same in
+    each KV head. Errors: KvFerryError if the kernel can't store such KV.
+    """
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     model_dtype = vllm_config.model_config.dtype
@@ -41,29 +70,13 @@ def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStr
         )
     try:
         isa = _get_attn_isa(model_dtype, spec.block_size, spec.head_size, cache_dtype)
-        written = [_written_offsets(spec, model_dtype, cache_dtype, isa, plane) for plane in range(2)]
+        return isa, [_written_offsets(spec, model_dtype, cache_dtype, isa, plane) for plane in range(2)]
     except RuntimeError as error:  # this also catches NotImplementedError
         reason = str(error).splitlines()[0]
         refuse_to_start(
             f"vLLM's attention for CPUs can't store KV of head size {spec.head_size} and element type {spec.dtype} "
             f"from {model_dtype} ({reason}); choose other values for --dtype and --kv-cache-dtype"
         )
-    found = []
-    for name, offsets in zip("KV", written, strict=True):
-        start, (block, dim) = int(offsets[0, 0]), offsets.shape
-        strides = PageStrides(
-            start,
-            int(offsets[1, 0]) - start if block > 1 else dim,
-            int(offsets[0, 1]) - start if dim > 1 else 1,
-        )
-        expected = start + torch.arange(block).unsqueeze(1) * strides.token + torch.arange(dim) * strides.dim
-        if not torch.equal(offsets, expected):
-            refuse_to_start(
-                f"vLLM's attention for CPUs ('{isa}' kernel) interleaves the elements of {name} of type {spec.dtype}, "
-                "which this version can't pack; start vLLM with --dtype float32"
-            )
-        found.append(strides)
-    return found
 
 
 def _written_offsets(
@@ -100,14 +113,19 @@ def _written_offsets(
     return offsets.reshape(block, dim)
 
 
-def cpu_planes(name: str, tensor: torch.Tensor, spec: "AttentionSpec", page: list[PageStrides]) -> LayerPlanes:
-    """Returns K and V of one layer, whose tensor is [blocks, KV heads, block size, 2 * head size]."""
+def check_shape(name: str, tensor: torch.Tensor, spec: "AttentionSpec") -> None:
+    """Refuses a layer's tensor that isn't [blocks, KV heads, block size, 2 * head size]."""
     expected = (spec.num_kv_heads, spec.block_size, 2 * spec.head_size)
     if tuple(tensor.shape[1:]) != expected or tensor.dtype.itemsize != spec.dtype.itemsize:
         refuse_to_start(
             f"the KV tensor of layer {name} has shape {tuple(tensor.shape)} and type {tensor.dtype}; this version "
             f"supports [blocks, {', '.join(map(str, expected))}] of {spec.dtype} on CPUs"
         )
+
+
+def cpu_planes(name: str, tensor: torch.Tensor, spec: "AttentionSpec", page: list[PageStrides]) -> LayerPlanes:
+    """Returns K and V of one layer."""
+    check_shape(name, tensor, spec)
     size = tensor.element_size()
     block, head = tensor.stride(0) * size, tensor.stride(1) * size
     planes = [

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from kvferry.cpu_layout import check_latents, cpu_planes, probe_page
+from kvferry.blocks.order import has_own_pages
+from kvferry.blocks.pages import page_planes
+from kvferry.compat import scheduler_spec
+from kvferry.cpu_layout import check_latents, check_shape, cpu_planes, probe_page
 from kvferry.errors import refuse_to_start
 from kvferry.gpu_layout import LayerPlanes, Plane, gpu_planes
 
@@ -42,11 +45,13 @@ def cache_layout(
     kv_caches: dict[str, torch.Tensor],
     kv_cache_config: "KVCacheConfig",
     vllm_config: "VllmConfig",
+    *,
+    whole_blocks: bool = False,
 ) -> list[CacheLayout]:
     """Returns the layouts of one worker's KV tensors, which are all on its CPU or all on its GPU, in the order of the
-    layers. There is one layout if all layers have one shape.
+    layers. There is one layout if all layers have one shape. whole_blocks: describe pages as bytes.
     """
-    from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
+    from vllm.v1.kv_cache_interface import MambaSpec
 
     devices = sorted({str(tensor.device) for tensor in kv_caches.values()})
     if len(devices) != 1 or devices[0].split(":")[0] not in ("cpu", "cuda"):
@@ -58,20 +63,18 @@ def cache_layout(
     specs = _specs_of(group_of, kv_cache_config)
     states = {name: spec for name, spec in specs.items() if isinstance(spec, MambaSpec)}
     specs = {name: spec for name, spec in specs.items() if name not in states}
-    if devices == ["cpu"]:
-        latents = {name for name, spec in specs.items() if isinstance(spec, MLAAttentionSpec)}
-        if latents:
-            check_latents(vllm_config)
-        kinds = {(spec.block_size, spec.head_size, spec.dtype): spec
-                 for name, spec in specs.items() if name not in latents}  # fmt: skip
-        pages = {kind: probe_page(spec, vllm_config) for kind, spec in kinds.items()}
-        found = {name: gpu_planes(name, kv_caches[name], spec) if name in latents else
-                 cpu_planes(name, kv_caches[name], spec, pages[spec.block_size, spec.head_size, spec.dtype])
-                 for name, spec in specs.items()}  # fmt: skip
+    blocks = {name: spec.block_size for name, spec in specs.items()}
+    if whole_blocks:
+        ranks = vllm_config.parallel_config.decode_context_parallel_size
+        blocks = {name: scheduler_spec(spec, ranks).block_size for name, spec in specs.items()}
+        found = _pages(kv_caches, specs, blocks, vllm_config)
+    elif devices == ["cpu"]:
+        found = _cpu_layers(kv_caches, specs, vllm_config)
     else:
         found = {name: gpu_planes(name, kv_caches[name], specs[name]) for name in specs}
-    shapes = {name: (len(one.planes), one.num_heads, one.head_dim, kv_caches[name].element_size(),
-                     len(kv_caches[name]) // one.split, specs[name].block_size)
+    shapes = {name: (len(one.planes), one.num_heads, one.head_dim,
+                     1 if whole_blocks else kv_caches[name].element_size(),
+                     len(kv_caches[name]) // one.split, blocks[name])
               for name, one in found.items()}  # fmt: skip
     unlike = sorted(set(shapes.values()))
     if len(unlike) > 1 and states:
@@ -84,6 +87,40 @@ def cache_layout(
         found[name] = _state_planes(name, kv_caches[name], state, *shapes[name][:5])
     layers = [(name, group, found[name].planes[0], found[name].planes[-1]) for name, group in group_of.items()]
     return [CacheLayout(list(alike), *shape) for shape, alike in groupby(layers, key=lambda layer: shapes[layer[0]])]
+
+
+def _cpu_layers(kv_caches: dict[str, torch.Tensor], specs: dict[str, Any], vllm_config: "VllmConfig"
+                ) -> dict[str, LayerPlanes]:  # fmt: skip
+    latents = _latents_on_cpu(specs, vllm_config)
+    kinds = {(spec.block_size, spec.head_size, spec.dtype): spec
+             for name, spec in specs.items() if name not in latents}  # fmt: skip
+    pages = {kind: probe_page(spec, vllm_config) for kind, spec in kinds.items()}
+    return {name: gpu_planes(name, kv_caches[name], spec) if name in latents else
+            cpu_planes(name, kv_caches[name], spec, pages[spec.block_size, spec.head_size, spec.dtype])
+            for name, spec in specs.items()}  # fmt: skip
+
+
+def _latents_on_cpu(specs: dict[str, Any], vllm_config: "VllmConfig") -> set[str]:
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+    latents = {name for name, spec in specs.items() if isinstance(spec, MLAAttentionSpec)}
+    if latents:
+        check_latents(vllm_config)
+    return latents
+
+
+def _pages(kv_caches: dict[str, torch.Tensor], specs: dict[str, Any], blocks: dict[str, int],
+           vllm_config: "VllmConfig") -> dict[str, LayerPlanes]:  # fmt: skip
+    """Describes the layers' pages as bytes. blocks: tokens in a block of each layer, on all ranks together."""
+    on_cpu = vllm_config.device_config.device_type == "cpu"
+    latents = _latents_on_cpu(specs, vllm_config) if on_cpu else set()
+    found = {}
+    for name, spec in specs.items():
+        if on_cpu and name not in latents:
+            check_shape(name, kv_caches[name], spec)
+        heads = 1 if has_own_pages(vllm_config) or name in latents else spec.num_kv_heads
+        found[name] = page_planes(name, kv_caches[name], spec.block_size, blocks[name], heads)
+    return found
 
 
 def layer_specs(kv_caches: dict[str, torch.Tensor], kv_cache_config: "KVCacheConfig") -> dict[str, Any]:
@@ -143,9 +180,14 @@ def _layer_numbers(name: str) -> tuple[int, ...]:
 
 
 def shard_of(
-    layouts: list[CacheLayout], vllm_config: "VllmConfig", pp_rank: int, tp_rank: int
+    layouts: list[CacheLayout], vllm_config: "VllmConfig", pp_rank: int, tp_rank: int, *, has_own_pages: bool = False
 ) -> tuple[int, int, int, int]:
-    """Returns the worker's part of the model's KV: first layer, number of layers, first KV head, number of KV heads."""
+    """Returns the worker's part of the model's KV: first layer, number of layers, first KV head, number of KV heads.
+
+    has_own_pages: the rank has blocks of which other ranks have no part that this version knows (blocks/order.py).
+    Each rank then counts as one head, so that it reads only from the rank with its number. With context parallelism
+    tp_rank counts the ranks of a pipeline stage.
+    """
     from vllm.distributed.utils import get_pp_indices
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -165,6 +207,8 @@ def shard_of(
                 f"pipeline stage {pp_rank} has layers {first} to {end - 1}, but has KV only of layers {found}; "
                 "with pipeline parallelism this version supports only models whose layers all have their own KV"
             )
+    if has_own_pages:
+        return first, num_layers, tp_rank, 1
     if tp_size == 1:
         return first, num_layers, 0, heads
     if names_unlike_heads(model):

@@ -17,7 +17,6 @@ from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
     from kvferry._core import SchedulerNode
@@ -41,8 +40,10 @@ class _Chunk:
 
 
 class PoolEvents:
-    def __init__(self, kv_cache_config: "KVCacheConfig") -> None:
-        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    def __init__(self, specs: "list[Any]", hashed_tokens: int | None) -> None:
+        """`specs`: of the KV cache groups, with the scheduler's block sizes. `hashed_tokens`: the number of tokens in a
+        block that vLLM hashes; None if each block of the group is hashed.
+        """
         groups = [{"group_idx": index, "kv_cache_spec_kind": get_kv_cache_spec_kind(spec).value,
                    "kv_cache_spec_sliding_window": get_kv_cache_spec_sliding_window(spec)}
                   for index, spec in enumerate(specs)]  # fmt: skip
@@ -50,7 +51,7 @@ class PoolEvents:
         self._block_tokens: int = specs[keep[0]["group_idx"]].block_size
         # A group with another block size than the first group in `keep` has other hashes, so it gets no events.
         self._groups = [group for group in keep if specs[group["group_idx"]].block_size == self._block_tokens]
-        self._hashes_per_block: int = self._block_tokens // (kv_cache_config.hash_block_size or self._block_tokens)
+        self._hashes_per_block: int = self._block_tokens // (hashed_tokens or self._block_tokens)
         self._chunks: dict[bytes, _Chunk] = {}  # the chunks whose tokens are known, by key
         self._unknown: set[bytes] = set()  # keys of chunks that the pool has and whose tokens are not known
         self._new: list[_Chunk] = []  # chunks that routers may have to be told about
@@ -177,9 +178,9 @@ class EventSource:
     """Feeds PoolEvents with the changes of a node's pool."""
 
     def __init__(
-        self, kv_cache_config: "KVCacheConfig", node: "SchedulerNode", requests: "Mapping[str, Request]"
+        self, specs: "list[Any]", hashed_tokens: int | None, node: "SchedulerNode", requests: "Mapping[str, Request]"
     ) -> None:
-        self._events = PoolEvents(kv_cache_config)
+        self._events = PoolEvents(specs, hashed_tokens)
         self._node = node
         self._requests = requests
         self._manager: KVCacheManager | None = None

@@ -18,7 +18,8 @@ def prepared_tokens_max(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConf
 
     A preparation's KV is loaded layer by layer into blocks in host memory, and a request finds it in vLLM's prefix
     cache. So preparations need a CPU server with prefix caching, one rank, and one KV cache group with full attention.
-    They also need kvferry as vLLM's only connector, kv_load_failure_policy recompute, and no speculative decoding.
+    They also need kvferry as vLLM's only connector, kv_load_failure_policy recompute, and no speculative decoding. With
+    chunks of whole blocks there are none: a preparation leaves one token to compute, which may be less than a block.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 

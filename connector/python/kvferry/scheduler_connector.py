@@ -6,6 +6,7 @@ from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from kvferry._core import KvFerryError, SchedulerNode, check_config
+from kvferry.blocks.order import block_order, scheduler_specs
 from kvferry.compat import hash_block_size, start_line
 from kvferry.conversion import conversion, other_chunk_dtype, tell_conversion
 from kvferry.errors import refuse_to_start
@@ -51,29 +52,31 @@ class SchedulerConnector:
             saves_drafts = config["save_draft_kv"]
             chunk_dtype = other_chunk_dtype(vllm_config, config["chunk_dtype"])
             converts = conversion(vllm_config, specs, chunk_dtype, saves_draft_kv=saves_drafts)
+            self._order = block_order(kv_cache_config, vllm_config, config["whole_blocks"], chunk_dtype)
             own = fingerprint(vllm_config, count_chunk_layers(kv_cache_config, vllm_config, saves_drafts),
                               config["chunk_tokens"], saves_draft_kv=saves_drafts, chunk_dtype=chunk_dtype)
-            self._fingerprint = chunk_format(kv_cache_config, specs, vllm_config, saves_draft_kv=saves_drafts) + own
+            formats = chunk_format(kv_cache_config, specs, vllm_config, saves_draft_kv=saves_drafts)
+            self._fingerprint, told = self._order + formats + own, scheduler_specs(specs, vllm_config)
             self._node = SchedulerNode(
                 extra_json=extra_json,
                 engine_id=transfer.engine_id,
                 role=transfer.kv_role,
                 fingerprint=self._fingerprint,
-                groups=kv_groups(specs),
+                groups=kv_groups(told),
+                whole_blocks=bool(self._order),
                 keeps_state=keeps_state(specs),
                 checkpoint_alignment=checkpoint_alignment(specs),
                 # With asynchronous scheduling or pipeline stages, vLLM plans a step while an earlier step still runs.
                 runs_ahead=vllm_config.scheduler_config.async_scheduling or parallel.pipeline_parallel_size > 1,
                 start_timeout_ms=START_TIMEOUT_MS,
                 on_device=self._is_on_device,
-                prepared_tokens_max=prepared_tokens_max(vllm_config, kv_cache_config),
+                prepared_tokens_max=0 if self._order else prepared_tokens_max(vllm_config, kv_cache_config),
                 conversion=converts,
             )
         except (KvFerryError, KeyFileError) as error:
             refuse_to_start(str(error))
         self._block_hashes = BlockHashes(vllm_config, hash_block_size(kv_cache_config), config["chunk_tokens"])
-        self._engine_id = transfer.engine_id
-        self._tp_size = parallel.tensor_parallel_size
+        self._engine_id, self._tp_size = transfer.engine_id, parallel.tensor_parallel_size
         self._known_tokens: dict[str, int] = {}  # [request id] number of the request's tokens that the node has
         self._requests: dict[str, Request] = {}
         self._extras = make_extras(vllm_config, config)
@@ -92,13 +95,13 @@ class SchedulerConnector:
         if (wanted := vllm_config.kv_events_config) is not None and wanted.enable_kv_cache_events:
             from kvferry import pool_events
 
-            self.events = pool_events.EventSource(kv_cache_config, self._node, self._requests)
+            self.events = pool_events.EventSource(told, hash_block_size(kv_cache_config), self._node, self._requests)
         logger.info("kvferry: engine %s serves the model of fingerprint '%s' as %s; other nodes reach it at %s:%d",
                     self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port)
         tell_conversion(chunk_dtype, converts)
 
     def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
-        self._node.attach_workers(checked_payloads(hellos, self._fingerprint))
+        self._node.attach_workers(checked_payloads(hellos, self._fingerprint, self._order))
 
     def bind_kv_cache_manager(self, manager: "KVCacheManager") -> None:
         self._prefix_cache.manager = manager

@@ -5,6 +5,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from kvferry.blocks.order import check_context_parallelism
 from kvferry.errors import refuse_to_start
 from kvferry.layout import draft_layers, names_unlike_heads
 from kvferry.states.parts import Shapes, whole_shapes
@@ -38,13 +39,8 @@ def served_specs(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig") ->
     if vllm_config.model_config.runner_type == "pooling":
         refuse_to_start("this model is served for pooling (embeddings, scores, classes), which this version doesn't "
                         "support; start vLLM without --kv-transfer-config")
-    parallel = vllm_config.parallel_config
-    if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
-        refuse_to_start(f"--prefill-context-parallel-size is {parallel.prefill_context_parallel_size} and "
-                        f"--decode-context-parallel-size {parallel.decode_context_parallel_size}; allowed: 1 for both, "
-                        "since this version supports tensor, pipeline and data parallelism, but not context "
-                        "parallelism")
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    check_context_parallelism(vllm_config, has_state=keeps_state([one for spec in specs for one in layer_specs(spec)]))
     if not specs:
         refuse_to_start(f"this model keeps no KV; {SERVED}")
     if any(len(layer_specs(group)) > 1 and keeps_state(layer_specs(group)) for group in specs):

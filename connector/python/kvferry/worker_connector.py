@@ -7,6 +7,7 @@ import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 from kvferry._core import KvFerryError, KvLayout, WorkerNode, check_config
+from kvferry.blocks.order import block_order, has_own_pages
 from kvferry.conversion import element_types, other_chunk_dtype
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
@@ -41,6 +42,7 @@ class WorkerConnector:
             refuse_to_start(str(error))
         self._saves_draft_kv: bool = config["save_draft_kv"]
         self._chunk_dtype = other_chunk_dtype(vllm_config, config["chunk_dtype"])
+        self._order = block_order(kv_cache_config, vllm_config, config["whole_blocks"], self._chunk_dtype)
         # True if this rank runs a draft model whose KV is in the chunks: vLLM runs it in the last pipeline stage.
         self._saves_drafts = self._saves_draft_kv and has_draft_kv(vllm_config) and get_pp_group().is_last_rank
 
@@ -49,14 +51,15 @@ class WorkerConnector:
         if not self._saves_draft_kv and get_pp_group().is_last_rank:
             drafts = draft_layers(kv_caches, self._vllm_config)
             kv_caches = {name: tensor for name, tensor in kv_caches.items() if name not in drafts}
-        layouts = cache_layout(kv_caches, self._kv_cache_config, self._vllm_config)
+        layouts = cache_layout(kv_caches, self._kv_cache_config, self._vllm_config, whole_blocks=bool(self._order))
         names = [name for layout in layouts for name, *_ in layout.layers]
         self._layers = {name: place for place, name in enumerate(names)}
         engine_id = self._vllm_config.kv_transfer_config.engine_id
-        pp_rank, tp_rank = get_pp_group().rank_in_group, get_tp_group().rank_in_group
+        pp_rank, tp_rank = get_pp_group().rank_in_group, self._rank_in_stage()
         tensor = next(iter(kv_caches.values()))
         self._device = tensor.device
-        shard = shard_of(layouts, self._vllm_config, pp_rank, tp_rank)
+        shard = shard_of(layouts, self._vllm_config, pp_rank, tp_rank,
+                         has_own_pages=bool(self._order) and has_own_pages(self._vllm_config))
         whole = self._whole_shapes
         parts = None if whole is None else chunk_parts(
             layouts[0], layer_specs(kv_caches, self._kv_cache_config), whole, self._vllm_config, shard, tp_rank)
@@ -64,7 +67,7 @@ class WorkerConnector:
             self._node = WorkerNode(
                 extra_json=self._extra_json,
                 # The scheduler sorts the handshakes in the same order.
-                rank=pp_rank * get_tp_group().world_size + tp_rank,
+                rank=pp_rank * self._num_ranks_in_stage() + tp_rank,
                 # The last 40 characters, in which the ids of data parallel ranks differ.
                 label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],
                 layouts=[KvLayout(**layout._asdict()) for layout in layouts],
@@ -79,7 +82,21 @@ class WorkerConnector:
     def handshake(self) -> WorkerHello | None:
         if self._node is None:
             return None
-        return WorkerHello(self._node.handshake(), has_parts=self._whole_shapes is not None)
+        return WorkerHello(self._node.handshake(), has_parts=self._whole_shapes is not None, order=self._order)
+
+    def _rank_in_stage(self) -> int:
+        """Returns the number of the rank in its pipeline stage, by which vLLM sorts the handshakes."""
+        rank: int = get_tp_group().rank_in_group
+        if self._vllm_config.parallel_config.prefill_context_parallel_size == 1:
+            return rank
+        from vllm.distributed.parallel_state import get_pcp_group
+
+        rank += get_pcp_group().rank_in_group * get_tp_group().world_size
+        return rank
+
+    def _num_ranks_in_stage(self) -> int:
+        ranks: int = get_tp_group().world_size * self._vllm_config.parallel_config.prefill_context_parallel_size
+        return ranks
 
     def _stream(self) -> int:
         """Returns the CUDA stream in which the model reads and writes the blocks; 0 for host memory."""

@@ -63,14 +63,15 @@ struct PyScheduler {
   RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
-              const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool>>& groups, bool keeps_state,
-              std::uint32_t checkpoint_alignment, bool runs_ahead, std::int64_t start_timeout_ms, bool on_device,
-              std::uint64_t prepared_tokens_max, std::string conversion) {
+              const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool>>& groups, bool whole_blocks,
+              bool keeps_state, std::uint32_t checkpoint_alignment, bool runs_ahead, std::int64_t start_timeout_ms,
+              bool on_device, std::uint64_t prepared_tokens_max, std::string conversion) {
     SchedulerOptions options{config_from(extra_json),
                              EngineId{std::move(engine_id)},
                              std::move(role),
                              std::move(fingerprint),
                              {},
+                             whole_blocks,
                              keeps_state,
                              checkpoint_alignment,
                              runs_ahead,
@@ -204,10 +205,10 @@ NB_MODULE(_core, m) {
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string,
-                    const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool>>&, bool, std::uint32_t, bool,
+                    const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool>>&, bool, bool, std::uint32_t, bool,
                     std::int64_t, bool, std::uint64_t, std::string>(),
-           nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "groups"_a, "keeps_state"_a,
-           "checkpoint_alignment"_a, "runs_ahead"_a, "start_timeout_ms"_a, "on_device"_a = false,
+           nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "groups"_a, "whole_blocks"_a,
+           "keeps_state"_a, "checkpoint_alignment"_a, "runs_ahead"_a, "start_timeout_ms"_a, "on_device"_a = false,
            "prepared_tokens_max"_a = 0, "conversion"_a = "")
       .def_prop_ro("host", [](const PyScheduler& self) { return self.node->host(); })
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })

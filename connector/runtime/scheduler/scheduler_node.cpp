@@ -138,6 +138,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.member = member_;
   config.chunk_tokens = from.chunk_tokens;
   config.groups = options_.groups;
+  config.whole_blocks = options_.whole_blocks;
   config.keeps_state = options_.keeps_state;
   config.checkpoint_alignment = options_.checkpoint_alignment;
   config.runs_ahead = options_.runs_ahead;

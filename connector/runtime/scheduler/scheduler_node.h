@@ -24,8 +24,9 @@ struct SchedulerOptions {
   EngineId engine_id;
   std::string role;         // vLLM's kv_role
   std::string fingerprint;  // the model and its KV format as text, see transport/base/fingerprint.h
-  // The next six fields have the same meaning as in CoreConfig.
+  // The next seven fields have the same meaning as in CoreConfig.
   std::vector<KvGroup> groups = {{}};
+  bool whole_blocks = false;
   bool keeps_state = false;
   std::uint32_t checkpoint_alignment = 0;
   bool runs_ahead = false;

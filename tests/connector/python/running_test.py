@@ -37,7 +37,7 @@ class Node:
                             "namespace": name, "advertise_host": "127.0.0.1"})
         self.core = core.SchedulerNode(
             extra_json=extra, engine_id=name, role="kv_both", fingerprint="model", groups=[(BLOCK_TOKENS, 0, False)],
-            keeps_state=False, checkpoint_alignment=0, runs_ahead=True, start_timeout_ms=10_000)
+            whole_blocks=False, keeps_state=False, checkpoint_alignment=0, runs_ahead=True, start_timeout_ms=10_000)
         self.worker = core.WorkerNode(extra_json=extra, rank=0, label=name, layouts=[layout])
         self.core.attach_workers([self.worker.handshake()])
         self._named = named

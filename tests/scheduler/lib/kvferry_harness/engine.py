@@ -67,7 +67,7 @@ class Engine:
         self._in_flight: deque[_InFlight] = deque()
         self._aborts: list[str] = []  # aborts that arrive while a step is executed
         self._metrics: dict[str, float] = {}
-        self._hasher = get_request_block_hasher(setup.block_tokens,
+        self._hasher = get_request_block_hasher(setup.block_tokens * setup.context_ranks,
                                                 get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo))
         def start_node(**options: Any) -> SchedulerNode:
             options["on_device"] = setup.late_loads > 0
@@ -77,7 +77,7 @@ class Engine:
             self.runner = StampRunner(self.config, kv_config, self._salts)
             scheduler = AsyncScheduler if setup.async_scheduling else Scheduler
             self.scheduler = scheduler(self.config, kv_config, StructuredOutputManager(self.config),
-                                       block_size=setup.block_tokens, log_stats=True)
+                                       block_size=setup.block_tokens * setup.context_ranks, log_stats=True)
         self.event_batches: list[KVEventBatch] = []
         self.scheduler.kv_event_publisher.publish = self.event_batches.append
         self.top_connector: Any = self.scheduler.connector
@@ -88,8 +88,8 @@ class Engine:
         if setup.late_loads > 0:
             self.connector._scheduler._is_on_device = True
             self.runner.end_loads_late(setup.late_loads)
-        hello = self.runner.connector.get_handshake_metadata()
-        self.top_connector.set_xfer_handshake_metadata_pp_aware({(0, 0): hello})
+        hellos = {(0, rank): one.get_handshake_metadata() for rank, one in enumerate(self.runner.connectors)}
+        self.top_connector.set_xfer_handshake_metadata_pp_aware(hellos)
         self._num_free = self.num_free_blocks
 
     # ---- what clients do ----
@@ -269,9 +269,10 @@ class Engine:
         pinned = self.metrics()["pool_pinned_chunks"]
         if held_chunks is not None and pinned != held_chunks:
             raise BrokenError(f"{pinned:.0f} chunks are held, not {held_chunks}")
-        report = self.runner.connector.build_connector_worker_meta()
-        if report is not None and report.payloads:
-            raise BrokenError("the workers still have something to report")
+        for connector in self.runner.connectors:
+            report = connector.build_connector_worker_meta()
+            if report is not None and report.payloads:
+                raise BrokenError("the workers still have something to report")
 
     def _check_metrics(self) -> None:
         metrics = self.metrics()
@@ -308,4 +309,5 @@ class Engine:
 
     def shutdown(self) -> None:
         self.scheduler.shutdown()
-        self.runner.connector.shutdown()
+        for connector in self.runner.connectors:
+            connector.shutdown()

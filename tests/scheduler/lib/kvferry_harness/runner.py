@@ -2,15 +2,19 @@
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
 import torch
+from kvferry import worker_connector
 from numpy.typing import NDArray
 from vllm import _custom_ops as ops
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -43,12 +47,12 @@ def _element_strides(spec: Any, plane: int) -> tuple[int, int, int]:
     return start, per_token, per_dim
 
 
-def allocate(config: KVCacheConfig) -> tuple[dict[str, torch.Tensor], list[NDArray[np.float32]]]:
+def allocate(config: KVCacheConfig, num_blocks: int) -> tuple[dict[str, torch.Tensor], list[NDArray[np.float32]]]:
     """Returns each layer's tensor in the shape of the CPU backend, and views of all K and of all V for StampedMemory.
     """
     group = config.kv_cache_groups[0]
     spec: Any = group.kv_cache_spec
-    memory = torch.full((len(group.layer_names), config.num_blocks, spec.num_kv_heads, spec.block_size,
+    memory = torch.full((len(group.layer_names), num_blocks, spec.num_kv_heads, spec.block_size,
                          2 * spec.head_size), -1.0)
     array = memory.numpy()
     planes = []
@@ -113,10 +117,21 @@ class StampRunner:
     """
 
     def __init__(self, config: VllmConfig, kv_config: KVCacheConfig, salts: dict[str, str]) -> None:
-        self.connector: Any = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_config)
-        tensors, planes = allocate(kv_config)
-        self.connector.register_kv_caches(tensors)
-        self.memory = StampedMemory(planes, kv_config.kv_cache_groups[0].kv_cache_spec.block_size)
+        ranks = config.parallel_config.decode_context_parallel_size
+        # one of each rank; the ranks have their parts of one memory
+        self.connectors: list[Any] = [
+            KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_config) for _ in range(ranks)]
+        self.connector = self.connectors[0]
+        self._aggregator = KVOutputAggregator(ranks)
+        num_blocks = kv_config.num_blocks
+        tensors, planes = allocate(kv_config, num_blocks * ranks)
+        for rank, connector in enumerate(self.connectors):
+            group = SimpleNamespace(rank_in_group=rank, world_size=ranks)
+            with mock.patch.object(worker_connector, "get_tp_group", lambda group=group: group):
+                connector.register_kv_caches({
+                    name: tensor[rank * num_blocks : (rank + 1) * num_blocks] for name, tensor in tensors.items()})
+        self.memory = StampedMemory(planes, kv_config.kv_cache_groups[0].kv_cache_spec.block_size, ranks,
+                                    config.parallel_config.cp_kv_cache_interleave_size)
         self._salts = salts
         self._held: dict[str, _Held] = {}
         # for each executed step whose outputs vLLM has not processed yet: whether a load failed
@@ -137,36 +152,32 @@ class StampRunner:
         self._unheard.pop(0)
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        connector, metadata = self.connector, output.kv_connector_metadata
+        metadata = output.kv_connector_metadata
         assert metadata is not None
         assert output.kv_connector_block_state is None
         self.steps += 1
-        connector.handle_preemptions(metadata)
+        for connector in self.connectors:
+            connector.handle_preemptions(metadata)
         shares = self._update(output)
-        connector.bind_connector_metadata(metadata)
-        if output.has_sync_kv_loads:
-            connector.start_load_kv(None)
+        for connector in self.connectors:
+            connector.bind_connector_metadata(metadata)
+            if output.has_sync_kv_loads:
+                connector.start_load_kv(None)
         complaint = self._forward(shares)
-        connector.finish_forward()
-        if not output.has_sync_kv_loads:
-            connector.start_load_kv(None)
         saves_last = self._saves_last and bool(shares)
+        for connector in self.connectors:
+            connector.finish_forward()
+            if not output.has_sync_kv_loads:
+                connector.start_load_kv(None)
         if not saves_last:
             self._forward_of_drafter(shares)
-            connector.wait_for_save()
-        done = KVConnectorOutput()
-        transfers = connector.get_transfer_results(output.finished_req_ids)
-        done.finished_sending = transfers.finished_sending
-        done.finished_recving = transfers.finished_recving
-        done.failed_recving = transfers.failed_recving
-        done.invalid_block_ids = connector.get_block_ids_with_load_errors()
-        done.kv_connector_stats = connector.get_kv_connector_stats()
-        done.kv_cache_events = connector.get_kv_connector_kv_cache_events()
-        done.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        done = self._told_by_all([self._end_step(connector, output, saves_last) for connector in self.connectors])
         if saves_last:
             self._forward_of_drafter(shares)
-            connector.wait_for_save()
-        connector.clear_connector_metadata()
+        for connector in self.connectors:
+            if saves_last:
+                connector.wait_for_save()
+            connector.clear_connector_metadata()
         self.num_failed_loads += bool(done.invalid_block_ids or done.failed_recving)
         if complaint and not done.invalid_block_ids and not any(self._unheard):
             raise BrokenError(f"step {self.steps}: {complaint}")
@@ -180,6 +191,30 @@ class StampRunner:
         return ModelRunnerOutput(req_ids=request_ids,
                                  req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
                                  sampled_token_ids=sampled, kv_connector_output=done)
+
+    @staticmethod
+    def _end_step(connector: Any, output: SchedulerOutput, saves_last: bool) -> KVConnectorOutput:
+        if not saves_last:
+            connector.wait_for_save()
+        done = KVConnectorOutput()
+        transfers = connector.get_transfer_results(output.finished_req_ids)
+        done.finished_sending = transfers.finished_sending
+        done.finished_recving = transfers.finished_recving
+        done.failed_recving = transfers.failed_recving
+        done.invalid_block_ids = connector.get_block_ids_with_load_errors()
+        done.kv_connector_stats = connector.get_kv_connector_stats()
+        done.kv_cache_events = connector.get_kv_connector_kv_cache_events()
+        done.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        return done
+
+    def _told_by_all(self, told: list[KVConnectorOutput]) -> KVConnectorOutput:
+        """Returns what vLLM's executor makes of the ranks' outputs."""
+        if len(told) == 1:
+            return told[0]
+        found = self._aggregator.aggregate([ModelRunnerOutput.with_kv_conn_output_only(one) for one in told])
+        assert found is not None
+        assert found.kv_connector_output is not None
+        return found.kv_connector_output
 
     def recompute_cells(self) -> None:
         """Computes the cells of all requests anew, after their salts or the weights have changed."""

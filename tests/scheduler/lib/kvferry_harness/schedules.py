@@ -53,10 +53,12 @@ class Schedule:
             setups[1] = EngineSetup(**{**vars(setups[1]), "chunk_tokens": setups[0].chunk_tokens})
         late = random.Random(f"late loads {seed}")  # dice of its own, so that the other draws of a seed stay the same
         setups = [replace(setup, late_loads=late.choice((0, 0, 1, 4))) for setup in setups]
+        has_whole_blocks = random.Random(f"whole blocks {seed}").random() < 0.25
         # Each schedule has a namespace of its own, because a namespace has only one model, and so that no chunks of
         # earlier schedules are found.
         for setup in setups:
             setup.extra["namespace"] = f"schedule-{seed}-{id(self)}"
+            setup.extra["whole_blocks"] = has_whole_blocks
         self.engines = [Engine(config, setup, address) for setup in setups]
         self._pair = pair
         self._corrupts = dice.random() < 0.4

@@ -57,6 +57,8 @@ class EngineSetup:
     kv_events: bool = False  # Engine.event_batches has what vLLM would publish
     traced: bool = False  # spans of transfers are made
     late_loads: int = 0  # number of steps after which a load ends, as on a device; 0: it ends within its step
+    context_ranks: int = 1  # decode context parallel ranks, each with its own connector, worker and pool
+    interleave: int = 1  # cp_kv_cache_interleave_size
     waits_for_loads: bool = True  # False: requests don't wait for loads that may fail, see CoreConfig::runs_ahead
 
 
@@ -95,6 +97,9 @@ def for_engine(base: VllmConfig, setup: EngineSetup, controller: str) -> VllmCon
     scheduler.enable_chunked_prefill = setup.chunked_prefill
     config.observability_config.otlp_traces_endpoint = "http://127.0.0.1:1" if setup.traced else None
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=setup.kv_events, publisher="null")
+    parallel = config.parallel_config
+    parallel.tensor_parallel_size = parallel.decode_context_parallel_size = setup.context_ranks
+    parallel.cp_kv_cache_interleave_size = setup.interleave
     cache.block_size = setup.block_tokens
     cache.enable_prefix_caching = setup.prefix_caching
     cache.num_gpu_blocks = setup.num_blocks
@@ -128,4 +133,5 @@ def kv_cache_config(setup: EngineSetup) -> KVCacheConfig:
     tensor = KVCacheTensor(size=page * setup.num_blocks * LAYERS, layers=names,
                            layer_stride=page * setup.num_blocks, block_stride=page)
     return KVCacheConfig(num_blocks=setup.num_blocks, kv_cache_tensors=[tensor],
-                         kv_cache_groups=[KVCacheGroupSpec(names, spec)], hash_block_size=setup.block_tokens)
+                         kv_cache_groups=[KVCacheGroupSpec(names, spec)],
+                         hash_block_size=setup.block_tokens * setup.context_ranks)

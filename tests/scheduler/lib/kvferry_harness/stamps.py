@@ -94,9 +94,14 @@ class Text:
 class StampedMemory:
     """The KV tensors of all layers, with one view of all K and one of all V: [layer, block, head, token, dim]."""
 
-    def __init__(self, planes: list[NDArray[np.float32]], block_tokens: int) -> None:
+    def __init__(self, planes: list[NDArray[np.float32]], block_tokens: int, ranks: int = 1, interleave: int = 1
+                 ) -> None:  # fmt: skip
+        """`ranks`: the number of decode context parallel ranks, of which each has an equal share of the blocks in
+        `planes`, one rank's after the other's. They get the tokens of a block in turns of `interleave` tokens.
+        """
         self._planes = planes
-        self.block_tokens = block_tokens
+        self._ranks, self._interleave = ranks, interleave
+        self.block_tokens = block_tokens * ranks  # on all ranks together
         layers, _, heads, _, dims = planes[0].shape
         self._cell_shape = (len(planes), layers, heads, dims)
         # The factors are odd and different for each cell of a token, so that swapped cells are noticed.
@@ -108,7 +113,9 @@ class StampedMemory:
         index = positions // self.block_tokens
         if end > start and (index[-1] >= len(blocks) or (blocks[index] <= 0).any()):
             raise BrokenError(f"positions {start} to {end} have no blocks in {list(table)}")
-        return blocks[index], positions % self.block_tokens
+        turn, place = np.divmod(positions % self.block_tokens, self._interleave)
+        own_blocks = self._planes[0].shape[1] // self._ranks
+        return blocks[index] + turn % self._ranks * own_blocks, turn // self._ranks * self._interleave + place
 
     def write(self, table: Sequence[int], start: int, cells: NDArray[np.float32], first_layer: int = 0) -> None:
         blocks, offsets = self._at(table, start, start + len(cells))
