@@ -203,7 +203,9 @@ def computed_and_loaded(engine: "Engine", feature: "Feature") -> "Phases":
 
 
 def also_handed_over(engine: "Engine", feature: "Feature") -> "Phases":
-    """Loads whole chunks, and then, by a hand-over, all tokens of the prompts except the last one."""
+    """Loads whole chunks, and then, by a hand-over, all tokens of the prompts except the last one. If chunks are whole
+    blocks, loads all blocks before the last token.
+    """
     ask: Callable[..., list[Spoken]] = feature.ask
     found = {"computed": engine.phase(lambda: ask(engine)),
              "loaded": engine.phase(lambda: ask(engine), whole_chunks(engine, LENGTHS))}
@@ -214,7 +216,7 @@ def also_handed_over(engine: "Engine", feature: "Feature") -> "Phases":
 
 def handed_over(engine: "Engine", params: list[dict[str, Any]], ask: Callable[..., list[Spoken]] = greedy
                 ) -> dict[str, Any]:
-    expected = whole_chunks(engine, LENGTHS) if engine.family.keeps_state else sum(LENGTHS) - len(LENGTHS)
+    expected = sum((length - 1) // engine.hit_tokens * engine.hit_tokens for length in LENGTHS)
     return engine.phase(lambda: ask(engine, params), expected)
 
 

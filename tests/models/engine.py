@@ -47,10 +47,13 @@ class Engine:
         self.core = self.llm.llm_engine.engine_core.engine_core
         block = self.core.vllm_config.cache_config.block_size
         self.chunk: int = block if family.keeps_state else self._chunk(arguments["block_size"])
+        self.hit_tokens = 1  # what kvferry loads, and what it saves of a prompt, are multiples of this number of tokens
         scheduler, self._preemptions, self._counted = self.core.scheduler, 0, Counter[str]()
         self._ferry: Any = None
         if kvferry is not None:
             self._ferry = getattr(scheduler.connector, "_connectors", [scheduler.connector])[0]._scheduler
+            if family.keeps_state or self._ferry._order:
+                self.hit_tokens = family.blocks_in_one * block
             self._ferry._stats.take = self._count(self._ferry._stats.take)
         preempt = scheduler._preempt_request
 

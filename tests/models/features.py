@@ -46,6 +46,7 @@ NO_IMAGE_HASHES = {"mm_processor_cache_gb": 0, "enable_prefix_caching": False}
 SMALL_STEPS = {"max_num_batched_tokens": 48, "max_num_seqs": 16}
 READS_BFLOAT16 = {"dtype": "float32", "kvferry": {"chunk_dtype": "bfloat16"}}
 FP8_READS_BFLOAT16 = {"dtype": "bfloat16", "kv_cache_dtype": "fp8", "kvferry": {"chunk_dtype": "bfloat16"}}
+WHOLE_BLOCKS = {"kvferry": {"whole_blocks": True}}
 # one model of each kind of KV, for features that take long and do not depend on anything else
 OF_EACH_KIND = ("llama", "gemma3-window", "deepseek-v2", "mamba2", "granite-hybrid", "mimo-v2", "gemma4")
 HANDED_OVER: dict[str, Any] = {"phases": asks.also_handed_over}
@@ -84,6 +85,10 @@ FEATURES: dict[str, Feature] = {
                            families=OF_EACH_KIND),
     "chunk-dtype-fp8": Feature(asks.one_by_one, {"dtype": "bfloat16"}, decode_flags=FP8_READS_BFLOAT16, converts=True,
                                families=OF_EACH_KIND),
+    "whole-blocks": Feature(flags=WHOLE_BLOCKS, decode_flags=WHOLE_BLOCKS,
+                            families=("llama", "gemma3-window", "deepseek-v2", "granite-hybrid")),
+    "whole-blocks-preempted": Feature(asks.crowd, FEW_BLOCKS | WHOLE_BLOCKS, phases=asks.preempted,
+                                      families=("llama", "gemma3-window")),
     "tensor-parallel": Feature(flags={"tensor_parallel_size": 2}, changes_tokens=True, families=OF_EACH_KIND,
                                **HANDED_OVER),
     "other-images": Feature(asks.pictured, of_images=True, phases=asks.pictured_apart),
