@@ -10,6 +10,7 @@
 #include "connector/core/chunk_meta.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/push_wire.h"
+#include "connector/core/worker_core.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 
@@ -60,6 +61,11 @@ struct SettlePush {
   std::string endpoint;
   PushSettlement settlement;
 };
+/// Tells the decode node which layers of chunks are in this node's frames.
+struct AnnounceLayers {
+  std::string endpoint;
+  PushProgress progress;
+};
 /// Orders all workers to cancel the transfers of this push and to erase its state.
 struct DropPush {
   std::uint64_t push = 0;
@@ -68,6 +74,8 @@ struct DropPush {
 // ---- pushes, decode side: messages to all workers ----
 using GrantSlots = GrantOrder;
 using RevokeSlots = Revocation;
+/// Tells all workers what they may pull of chunks that the prefill node still writes.
+using GrowPull = PullProgress;
 
 /// A message for the log; `warning` is true if an operator should read it.
 struct LogLine {
@@ -77,7 +85,8 @@ struct LogLine {
   std::string paused_node = {};
 };
 
-using Action = std::variant<QueryDirectory, RequestLease, ReleaseLease, StartPull, PublishChunks, AnnounceEvictions,
-                            OfferPush, StartPush, SettlePush, DropPush, GrantSlots, RevokeSlots, LogLine>;
+using Action =
+    std::variant<QueryDirectory, RequestLease, ReleaseLease, StartPull, PublishChunks, AnnounceEvictions, OfferPush,
+                 StartPush, AnnounceLayers, SettlePush, DropPush, GrantSlots, RevokeSlots, GrowPull, LogLine>;
 
 }  // namespace kvferry

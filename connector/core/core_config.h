@@ -49,6 +49,9 @@ struct CoreConfig {
   /// nodes whose fingerprint it shares. Such a node saves no KV, because what it computes differs from what those nodes
   /// compute. Its pool has chunks that those nodes saved.
   bool only_reads = false;
+  /// True if chunks for a decode node that pulls them are announced layer by layer (PushProgress); see the setting
+  /// push_layers.
+  bool pushes_layers = false;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
   TimeNs load_timeout = 5 * kSecond;  // limit on the time that the lookups of one attempt wait for chunks

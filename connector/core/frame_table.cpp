@@ -59,6 +59,12 @@ std::optional<FrameTable::FrameRef> FrameTable::find_whole(ChunkRef chunk) const
   return verified && frame(*verified).checksum ? verified : std::nullopt;
 }
 
+std::optional<FrameTable::FrameRef> FrameTable::find_growing(ChunkRef chunk) const {
+  for (const State state : {State::kGathering, State::kDirty, State::kWritingBack})
+    if (const auto found = find(chunk, state)) return found;
+  return std::nullopt;
+}
+
 const FrameTable::Frame& FrameTable::frame(FrameRef ref) const {
   KVFERRY_CHECK(ref.frame < frames_.size(), "GPU frame {} does not exist: the pool in GPU memory has {} frames",
                 ref.frame, frames_.size());

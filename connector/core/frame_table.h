@@ -64,6 +64,8 @@ class FrameTable {
   std::optional<FrameRef> find_whole(ChunkRef chunk) const;
   /// Returns the frame that is being filled from this slot in exactly this generation, nullopt if there is none.
   std::optional<FrameRef> find_filling(ChunkRef chunk) const { return find(chunk, State::kFillingFromSlot); }
+  /// Returns the frame into which a save packs the chunk, whose end is not known yet; nullopt if there is none.
+  std::optional<FrameRef> find_growing(ChunkRef chunk) const;
   const Frame& frame(FrameRef ref) const;
 
   /// Prevents the reuse of the frame until unpin().

@@ -24,10 +24,12 @@ class LeasedFrames {
   explicit LeasedFrames(FrameTable& table) : table_(table) {}
 
   /// Pins the frames that have these chunks, verified, until end() or `until`: clean frames, and those that are being
-  /// copied to their slots. Returns for each chunk its pinned frame, or kNoFrame. An eighth of all frames, and at least
-  /// one frame, is never pinned for leases, so that saves and loads find frames. If the lease has pins already, these
-  /// end first.
-  std::vector<std::uint32_t> begin(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until);
+  /// copied to their slots. Where are_growing[i] is true, also the frame into which a save packs chunk i, of which the
+  /// reader reads what is announced (LeasedChunk::is_growing). Returns for each chunk its pinned frame, or
+  /// kNoFrame. An eighth of all frames, and at least one frame, is never pinned for leases, so that saves and loads
+  /// find frames. If the lease has pins already, these end first.
+  std::vector<std::uint32_t> begin(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until,
+                                   const std::vector<bool>& are_growing = {});
   /// Ends a lease's pins. A lease that is not known, or has expired, is ignored.
   void end(std::uint64_t lease);
   /// Ends the pins of all leases whose time has passed.
@@ -49,7 +51,7 @@ class LeasedFrames {
 };
 
 inline std::vector<std::uint32_t> LeasedFrames::begin(std::uint64_t lease, std::span<const ChunkRef> chunks,
-                                                      TimeNs until) {
+                                                      TimeNs until, const std::vector<bool>& are_growing) {
   end(lease);
   std::vector<std::uint32_t> frames(chunks.size(), kNoFrame);
   const std::size_t kept_free = std::max<std::size_t>(table_.num_frames() / 8, 1);
@@ -57,7 +59,8 @@ inline std::vector<std::uint32_t> LeasedFrames::begin(std::uint64_t lease, std::
   made.until = until;
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     if (num_pinned_ + kept_free >= table_.num_frames()) break;
-    const auto frame = table_.find_whole(chunks[i]);
+    auto frame = table_.find_whole(chunks[i]);
+    if (!frame && i < are_growing.size() && are_growing[i]) frame = table_.find_growing(chunks[i]);
     if (!frame) continue;
     made.pins.push_back(table_.pin(*frame, "lease " + std::to_string(lease)));
     table_.touch(*frame);

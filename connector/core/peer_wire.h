@@ -52,8 +52,12 @@ struct LeasedChunk {
   /// The nodes that the chunk's KV has passed through (provenance.h); "?": unknown, as from an older holder.
   std::vector<std::string> givers = {"?"};
   bool lacks_slots = false;  // true if some rank has the chunk in its frame only; every rank's frame is then pinned
+  /// True if the holder still writes the chunk into the frames. `checksums` is then empty; the reader may read the
+  /// layers that PushProgress announces, and the settlement of the push has the checksums. Only if LeaseRequest::push
+  /// is set.
+  bool is_growing = false;
   KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames, tenant, windows_from, givers,
-                 lacks_slots);
+                 lacks_slots, is_growing);
 };
 
 struct LeaseReply {
@@ -76,7 +80,8 @@ struct PullItem {
   std::vector<std::vector<std::uint64_t>> run_checksums = {};
   std::vector<std::uint32_t> frames = {};  // [rank] the holder's frame of GPU memory, as in LeasedChunk::frames
   bool lacks_slots = false;                // as in LeasedChunk: the chunk must not be pulled from the holder's slot
-  KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums, frames, lacks_slots);
+  bool is_growing = false;                 // as in LeasedChunk: PullProgress says what may be pulled
+  KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums, frames, lacks_slots, is_growing);
 };
 
 }  // namespace kvferry

@@ -5,7 +5,8 @@
 //
 // Between nodes that both have frames of GPU memory nothing is written into the decode node's memory, because a grant
 // of GPU memory could not be revoked. There the settlements announce the chunks that are complete, and the decode node
-// pulls each of them at once (announced_pushes.h).
+// pulls each of them at once (announced_pushes.h). With the setting push_layers, the prefill node also announces layers
+// of chunks that it still computes (PushProgress).
 #pragma once
 
 #include <cstdint>
@@ -52,8 +53,24 @@ struct PushReply {
   std::uint64_t reservation = 0;       // id of the slot reservation, or of the announced push; 0: neither
   std::string refused;                 // the reason, if the whole offer is refused
   std::vector<std::uint8_t> verdicts;  // [offered chunk] PushVerdict; unknown values count as kDeclined
-  KVFERRY_FIELDS(reservation, refused, verdicts);
+  bool takes_layers = false;           // true if the decode node understands PushProgress; false from an older node
+  KVFERRY_FIELDS(reservation, refused, verdicts, takes_layers);
 };
+
+/// Announces layers of chunks (kPulled) that the prefill node still computes: the first `done` of `of` equal parts of
+/// the layers of each rank (layers_of()) are in the ranks' frames, and will not change until the chunks are settled.
+struct PushProgress {
+  std::uint64_t reservation = 0;
+  std::vector<std::uint32_t> indices;  // places of the chunks in PushOffer::chunks
+  std::uint32_t done = 0, of = 0;
+  KVFERRY_FIELDS(reservation, indices, done, of);
+};
+
+/// Returns how many layers the first `done` of `of` parts of a rank's layers are; `done` is at most `of`, which is not
+/// 0.
+inline std::uint32_t layers_of(std::uint32_t done, std::uint32_t of, std::uint32_t num_layers) {
+  return static_cast<std::uint32_t>((std::uint64_t{done} * num_layers + of - 1) / of);
+}
 
 struct SettledChunk {
   std::uint32_t index = 0;  // the chunk's place in PushOffer::chunks
@@ -130,6 +147,15 @@ struct PushStart {
   std::uint32_t num_tokens = 0;
   std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's bytes
   KVFERRY_FIELDS(push, index, chunk, num_tokens, checksums);
+};
+
+/// One rank's report that layers of chunks are in its frames; the fields are as in PushProgress.
+struct LayersSaved {
+  std::uint64_t push = 0;
+  std::uint32_t rank = 0;
+  std::vector<std::uint32_t> indices;
+  std::uint32_t done = 0, of = 0;
+  KVFERRY_FIELDS(push, rank, indices, done, of);
 };
 
 /// The outcome of one rank's push of one chunk; sent exactly once for each chunk that the rank was ordered to push.

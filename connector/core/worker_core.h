@@ -41,6 +41,16 @@ struct PullOrder {
   KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells, remote_frames,
                  remote_frame_bytes);
 };
+/// The scheduler's message about items of a pull whose chunks the holder still writes (PullItem::is_growing): the
+/// layers that may be pulled, as in PushProgress, or the end of the holder's write.
+struct PullProgress {
+  std::uint64_t pull = 0;
+  std::vector<std::uint32_t> items;  // places in PullOrder::items
+  std::uint32_t done = 0, of = 0;
+  bool is_settled = false;               // true if the holder's write has ended; `done` and `of` are then ignored
+  std::vector<std::uint64_t> checksums;  // [rank] if is_settled; empty: the chunk will not be completed
+  KVFERRY_FIELDS(pull, items, done, of, is_settled, checksums);
+};
 struct PullOutcome {
   std::uint64_t pull = 0;
   std::uint32_t rank = 0;

@@ -27,6 +27,7 @@ struct ConnectorConfig {
   std::uint64_t pool_bytes = 0;                             // size of the pool; 0 stands for default_pool_bytes()
   std::uint64_t gpu_pool_bytes = kShareOfGpu;
   bool lands_in_gpu = true;
+  std::uint32_t push_layers = 0;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
   bool save_draft_kv = true;
@@ -85,6 +86,16 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting("lands_in_gpu", &C::lands_in_gpu, boolean,
               "Whether chunks go from GPU pool to GPU pool where a path between the nodes reaches both; all others go "
               "through the pools of host memory"),
+      setting<C, std::uint32_t>(
+          "push_layers", &C::push_layers, "an integer from 0 to 64; 0: off",
+          "Number of groups of layers in which a prefill server on GPUs hands over what it computes for a decode "
+          "server "
+          "(kvferry_push_to) that pulls from GPU pool to GPU pool: the groups move while the later layers are "
+          "computed. "
+          "With 0 all layers move when the step has ended. It costs full CUDA graphs: vLLM uses piecewise ones "
+          "instead, "
+          "which slows down decoding on this server; steps without hooks in each layer are handed over as with 0",
+          [](std::uint32_t n) { return n <= 64; }),
       setting("save_decode_cache", &C::save_decode_cache, boolean,
               "Whether KV of decoded tokens is saved, for preempted requests and the next turn"),
       setting("save_partial_chunks", &C::save_partial_chunks, boolean,

@@ -1,6 +1,7 @@
 #include "tests/device/sim_packer.h"
 
 #include <atomic>
+#include <cstring>
 #include <utility>
 
 #include "kernels/chunk_shape.h"
@@ -45,11 +46,15 @@ class SimPass final : public StreamPacker::Pass {
   }
 
   Result<void> copy_layers(std::uint32_t first, std::uint32_t end) override {
-    if (first != 0 || end != shared_->packer->layout().layers.size())
-      return Error{ErrorCode::kInvalidArgument, "the simulated packer copies all layers at once"};
+    const std::size_t num_layers = shared_->packer->layout().layers.size();
+    const bool is_whole = first == 0 && end == num_layers;
+    if (first != next_layer_ || end <= first || end > num_layers || (!gathers_ && !is_whole))
+      return Error{ErrorCode::kInvalidArgument,
+                   "the simulated packer copies layers in order, and scatters all at once"};
+    next_layer_ = end;
     *is_over_ = false;
     for (std::size_t i = 0; i < jobs_.size(); ++i) {
-      give(jobs_[i]);
+      give(jobs_[i], first, end);
       // If the device refuses an event, the launch of the following work is refused.
       if (Result<DeviceEvent> event = DeviceEvent::record(device_, stream_); !event) {
         device_.enqueue(stream_, [over = is_over_] { return *over = true; });
@@ -90,15 +95,20 @@ class SimPass final : public StreamPacker::Pass {
   }
 
  private:
-  void give(const std::shared_ptr<const OwnedJob>& owned) {
-    device_.enqueue(stream_, [owned, shared = shared_, gathers = gathers_] {
+  void give(const std::shared_ptr<const OwnedJob>& owned, std::uint32_t first, std::uint32_t end) {
+    device_.enqueue(stream_, [owned, shared = shared_, gathers = gathers_, first, end] {
       const PackerJob& job = owned->job;
-      if (gathers)
-        KVFERRY_CHECK(shared->packer->gather(owned->run(), {job.chunk, job.chunk_bytes}), "a gather fails late");
-      else
+      if (!gathers) {
         KVFERRY_CHECK(
             shared->packer->scatter({job.chunk, job.chunk_bytes}, job.chunk_tokens, job.skip_tokens, owned->run()),
             "a scatter fails late");
+        return true;
+      }
+      std::vector<std::byte> whole(job.chunk_bytes);
+      KVFERRY_CHECK(shared->packer->gather(owned->run(), whole), "a gather fails late");
+      const std::size_t layer_bytes =
+          job.run.num_tokens * shared->packer->chunk_bytes_per_token() / shared->packer->layout().layers.size();
+      std::memcpy(job.chunk + first * layer_bytes, whole.data() + first * layer_bytes, (end - first) * layer_bytes);
       return true;
     });
   }
@@ -107,6 +117,7 @@ class SimPass final : public StreamPacker::Pass {
   std::shared_ptr<Shared> shared_;
   DeviceStream stream_;
   bool gathers_, wants_checksums_;
+  std::uint32_t next_layer_ = 0;
   std::vector<std::shared_ptr<const OwnedJob>> jobs_;
   DeviceEvent begun_, done_;
   std::unique_ptr<Device::Checksums> checksums_;

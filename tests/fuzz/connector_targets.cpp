@@ -150,6 +150,9 @@ void run_scheduler_core(std::string_view bytes) {
                    [&](const PushSettlement& one) {
                      core.push_settled({known(one.reservation), one.chunks}, now);
                    },
+                   [&](const PushProgress& one) {
+                     core.push_progressed({known(one.reservation), one.indices, one.done, one.of}, now);
+                   },
                    [&](const LivesRequest& one) {
                      (void)core.recorder().find(one.request, now);
                      (void)core.recorder().find_trace(one.trace, now);

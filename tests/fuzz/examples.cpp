@@ -152,7 +152,19 @@ std::vector<AnyMessage> examples_between_nodes() {
       FramePinOrder{1, 0, 100, {chunk()}},
       FramePinOutcome{1, 0, {3}},
       unpin,
-      SlotsWritten{0, {chunk()}, {true}}};
+      SlotsWritten{0, {chunk()}, {true}},
+      PushProgress{1, {0, 1}, 1, 4},
+      LayersSaved{1, 0, {0, 1}, 1, 4},
+      PullProgress{4, {0}, 1, 4, false, {}},
+      PullProgress{4, {0}, 0, 0, true, kSums}};
+  PullItem growing{chunk(), {3, 7}, 8, {}, {}, {0}, true, true};
+  PullOrder of_layers{4, "address", "region", 100, {growing}};
+  of_layers.remote_frames = "region";
+  of_layers.remote_frame_bytes = 256;
+  examples.emplace_back(of_layers);
+  LeaseAnswer of_growing{{1, "", {{0, chunk(), 8, {}, 0, {}, {3}, 0, {}, {"?"}, true}}}, {rank()}};
+  of_growing.reply.chunks[0].is_growing = true;
+  examples.emplace_back(of_growing);
   examples.emplace_back(of_another_shape);
   return examples;
 }

@@ -64,6 +64,7 @@ class Service {
                             for (PullSource& source : pull.sources) peer_.translate(source.address, source.region);
                             puller_.start(std::move(pull));
                           },
+                          [&](const PullProgress& pull) { puller_.grow(pull); },
                           [&](ChecksumOrder& checksums) { hasher_.start(std::move(checksums)); },
                           [&](PushOrder& push) {
                             for (std::string& grant : push.grants) peer_.translate(push.remote_address, grant);

@@ -28,6 +28,7 @@ WORKER, CHAIN, PURGE = "worker_core.cpp", "token_chain.cpp", "scheduler/schedule
 NUMBERS = "../../transport/base/secrets/secret_numbers.cpp"
 SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
 ANNOUNCED = "scheduler/scheduler_announced.cpp"
+LAYERS = "push/push_sender_layers.cpp"
 
 MUTANTS = [Mutant(*row) for row in (
     # idempotent-lookup
@@ -227,7 +228,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-preparation-ends-before-its-chunks-are-here", "verified-only", PREPARE,
      "preparation.is_wanted && are_ready(pool_, preparation.chunks))", "preparation.is_wanted)"),
     ("offers-what-is-not-ready", "verified-only", PEERS,
-     "if (slot == nullptr || !slot->is_readable(request.is_sure_of_frames)) continue;",
+     "if (slot == nullptr || !can_lease(request, *slot)) continue;",
      "if (slot == nullptr || (slot->ranks_in_frames > 0 && !request.is_sure_of_frames)) continue;"),
     ("other-models-are-served", "verified-only", PEERS,
      "if (request.fingerprint != config_.fingerprint) {", "if (false) {",
@@ -237,12 +238,12 @@ MUTANTS = [Mutant(*row) for row in (
     ("what-is-in-a-frame-is-published", "verified-only", CORE,
      "if (slot.is_complete()) actions_.push_back(PublishChunks", "actions_.push_back(PublishChunks"),
     ("what-is-in-a-frame-is-leased", "verified-only", PEERS,
-     "if (slot == nullptr || !slot->is_readable(request.is_sure_of_frames)) continue;",
+     "if (slot == nullptr || !can_lease(request, *slot)) continue;",
      "if (slot == nullptr || !slot->is_readable(true)) continue;"),
     ("a-lease-hides-that-a-slot-is-not-written", "verified-only", PEERS,
-     "reply.chunks.back().lacks_slots = slot->ranks_in_frames > 0;", ""),
+     "reply.chunks.back().lacks_slots = is_growing || slot->ranks_in_frames > 0;", ""),
     ("a-pull-drops-that-a-slot-is-not-written", "verified-only", FETCH,
-     "leased.lacks_slots});", "false});"),
+     "leased.lacks_slots || is_growing, is_growing});", "false, is_growing});"),
     ("a-save-in-a-frame-counts-as-in-its-slot", "verified-only", STEPS,
      "save.checksum, save.is_in_frame)) {", "save.checksum)) {"),
     ("what-is-in-a-frame-is-pushed", "verified-only", SENDER,
@@ -414,4 +415,18 @@ MUTANTS = [Mutant(*row) for row in (
     ("what-is-announced-needs-a-grant", "exact-load", SENDER,
      "const bool has_failed = !outcome.ok && !push.items[outcome.index].is_pulled;",
      "const bool has_failed = !outcome.ok;", "Announcing.TellsChunksThatWereSavedBeforeTheAnswer"),
+    # breaks of chunks that are pulled while they are saved, for several promises
+    ("layers-of-one-rank-are-told", "verified-only", LAYERS, "*std::ranges::min_element(", "*std::ranges::max_element(",
+     "LayersAnnounced.AsTheyAreInTheFramesOfAllRanks"),
+    ("a-growing-chunk-for-a-reader-of-slots", "verified-only", PEERS,
+     "kWriting && request.is_sure_of_frames && ", "kWriting && ",
+     "LayersAnnounced.LetTheDecodeNodeLeaseAChunkWithoutChecksums"),
+    ("a-failed-save-settles-as-good", "verified-only", ANNOUNCED,
+     "if (chunk.ok && chunk.checksums.size() == config_.num_ranks) item", "item",
+     "LayersPulled.FromTheFirstAnnouncementOnAndAreReadyWithTheSettlementAlone"),
+    ("a-lost-lease-holds-growing-chunks", "bounded-hold", ANNOUNCED,
+     "growing_answered(push, std::exchange(push.asked_growing, {}), 0);", ";",
+     "LayersPulled.AHolderThatDoesNotAnswerIsLeftAlone"),
+    ("an-early-settlement-is-lost", "exact-load", ANNOUNCED, "growing->second.settled = chunk;", ";",
+     "LayersPulled.ASettlementThatComesBeforeTheLeaseIsKept"),
 )]

@@ -236,8 +236,11 @@ void PromisesCheck::offered(const SchedulerCore& core, const LeaseReply& reply, 
          reply.chunks.size());
   for (const LeasedChunk& chunk : reply.chunks) {
     const ChunkPool::Slot& slot = core.pool().slot(chunk.chunk.slot);
-    expect(chunk.index < num_keys && slot.ref == chunk.chunk && slot.state == ChunkPool::State::kReady &&
-               slot.pins > 0 && slot.checksums == chunk.checksums,
+    const bool is_as_told = chunk.is_growing
+                                ? slot.state == ChunkPool::State::kWriting && chunk.checksums.empty() &&
+                                      chunk.run_checksums.empty() && chunk.lacks_slots
+                                : slot.state == ChunkPool::State::kReady && slot.checksums == chunk.checksums;
+    expect(chunk.index < num_keys && slot.ref == chunk.chunk && is_as_told && slot.pins > 0,
            "verified-only: slot {} is leased as what it is not", chunk.chunk.slot);
   }
 }

@@ -29,8 +29,9 @@ class Frames {
   const std::vector<Stamp>* find(ChunkRef chunk) const;
 
   // ---- what other nodes read under a lease ----
-  std::vector<std::uint32_t> pin(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) {
-    return leased_.begin(lease, chunks, until);
+  std::vector<std::uint32_t> pin(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until,
+                                 const std::vector<bool>& are_growing) {
+    return leased_.begin(lease, chunks, until, are_growing);
   }
   void unpin(std::uint64_t lease) { leased_.end(lease); }
   void expire(TimeNs now) { leased_.expire(now); }

@@ -94,8 +94,9 @@ void World::pin_frames(std::size_t index, std::uint64_t asker, LeaseAnswer answe
   const FramePinOrder order =
       holder.frame_leases.begin({"", asker, 0}, std::move(answer), now(), ttl, now() + kFramePatience);
   for (std::uint32_t rank = 0; rank < holder.ranks.size(); ++rank) {
-    FramePinOutcome outcome{order.lease, rank,
-                            holder.engine->workers()[rank].frames().pin(order.lease, order.chunks, now() + ttl)};
+    FramePinOutcome outcome{
+        order.lease, rank,
+        holder.engine->workers()[rank].frames().pin(order.lease, order.chunks, now() + ttl, order.are_growing)};
     tally_.frame_leases += std::ranges::count(outcome.frames, kNoFrame) < std::ssize(outcome.frames);
     const TimeNs late = delay(index, index);
     for (std::size_t i = 0; i < order.chunks.size(); ++i) {

@@ -60,8 +60,10 @@ void World::carry_out(std::size_t index) {
   Node& node = nodes_[index];
   std::vector<Action> actions = node.engine->take_actions();
   for (std::uint32_t rank = 0; rank < node.engine->workers().size(); ++rank)
-    for (const PushedSave& save : node.engine->workers()[rank].take_pushed())
+    for (const PushedSave& save : node.engine->workers()[rank].take_pushed()) {
+      tell_layers(index, rank, save);
       push_saved(index, rank, {save.push, save.index}, save.chunk, {save.ok, save.checksum});
+    }
   for (const auto& [rank, save] : node.engine->take_unwritten()) {
     tally_.saved_in_frames += 1;
     write_slot(index, rank, save.chunk, save);

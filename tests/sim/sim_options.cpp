@@ -69,6 +69,7 @@ void put_on_gpus(SimOptions& options, bool has_trouble) {
   options.num_frames = kNumFrames[options.engine.seed / 4 % std::size(kNumFrames)];
   if (has_trouble && options.engine.seed / 16 % 2 == 0) options.network.loses_frames = 0.2;
   options.network.copies_slowly = options.engine.seed / 32 % 2 == 0;
+  options.core.pushes_layers = options.engine.seed / 64 % 2 == 0;
 }
 
 /// Gives every node chunks of whole blocks. Nothing is drawn, as above.

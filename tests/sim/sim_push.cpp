@@ -13,6 +13,14 @@ void World::carry_out_push(std::size_t node, const Action& action) {
   if (const auto* offered = std::get_if<OfferPush>(&action)) return push_offer(node, *offered);
   if (const auto* granted = std::get_if<GrantSlots>(&action)) return push_grant(node, *granted);
   if (const auto* revoked = std::get_if<RevokeSlots>(&action)) return push_revoke(node, *revoked);
+  if (const auto* layers = std::get_if<AnnounceLayers>(&action)) {
+    tally_.announced_layers += 1;
+    const std::optional<std::size_t> to = node_at(layers->endpoint);
+    if (!to) return;
+    return send(node, *to, [this, to = *to, progress = layers->progress] {
+      if (nodes_[to].is_up) nodes_[to].engine->core().push_progressed(progress, now());
+    });
+  }
   if (const auto* started = std::get_if<StartPush>(&action)) {
     const PushStart& start = *started;
     for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank)
@@ -101,6 +109,17 @@ void World::push_answer(std::size_t node, const NodePushes::PendingGrant& grant)
     for (const auto& [key, moving] : nodes_[asker].pushes.moving)
       if (key.first == grant.push) push_advance(asker, key);
   });
+}
+
+/// Tells the core, at times of their own, that two of three parts of a chunk's layers are in the rank's frame.
+void World::tell_layers(std::size_t node, std::uint32_t rank, const PushedSave& save) {
+  if (!options_.core.pushes_layers) return;
+  for (const std::uint32_t done : {1u, 2u}) {
+    const LayersSaved layers{save.push, rank, {save.index}, done, 3};
+    at(now() + delay(node, node) / 4, [this, node, layers, incarnation = nodes_[node].incarnation] {
+      if (nodes_[node].incarnation == incarnation) nodes_[node].engine->core().layers_saved(layers);
+    });
+  }
 }
 
 void World::push_saved(std::size_t node, std::uint32_t rank, NodePushes::Key key, ChunkRef chunk,

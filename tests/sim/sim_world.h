@@ -187,6 +187,7 @@ class World {
   void push_offer(std::size_t node, const OfferPush& offered);
   void push_grant(std::size_t node, const GrantOrder& order);
   void push_answer(std::size_t node, const NodePushes::PendingGrant& lending);
+  void tell_layers(std::size_t node, std::uint32_t rank, const PushedSave& save);
   void push_saved(std::size_t node, std::uint32_t rank, NodePushes::Key key, ChunkRef chunk, NodePushes::Saved saved);
   void push_advance(std::size_t node, NodePushes::Key key);
   bool push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key);

@@ -120,6 +120,7 @@ namespace kvferry::sim {
   X(reservations, "reservations of slots to a node that pushes")                \
   X(pushed_chunks, "chunks pushed to another node")                             \
   X(announced_pushes, "pushes whose chunks the other node pulls")               \
+  X(announced_layers, "announcements of layers of chunks that are being saved") \
   X(announced_chunks, "chunks announced to another node, which pulls them")     \
   X(push_failures, "chunks wanted and not pushed")                              \
   X(received_chunks, "chunks that another node pushed here")                    \

@@ -6,6 +6,7 @@ import pytest
 import torch
 from kvferry._core import KvFerryError
 from kvferry.gpu_layout import gpu_planes
+from kvferry.handshake import StepPlan
 from kvferry.layout import cache_layout
 from kvferry.vllm import KvFerryConnector
 from kvferry.worker_connector import WorkerConnector
@@ -151,6 +152,50 @@ def test_sleep_waits_for_the_gpu_and_not_for_a_cpu(monkeypatch: pytest.MonkeyPat
         connector.unregister_kv_caches()
     assert waited == [torch.device("cuda:1")]
     assert KvFerryConnector.supports_sleep_mode(None)
+
+
+@pytest.mark.parametrize(("settings", "requires"), [
+    ({}, False), ({"push_layers": 0}, False), ({"push_layers": 4}, True), ({"push_layers": 65}, False),
+    ({"unknown_key": 1}, False)])
+def test_cuda_graphs_are_piecewise_where_layers_are_pushed(settings: dict[str, int], requires: bool) -> None:
+    assert KvFerryConnector.requires_piecewise_for_cudagraph(settings) is requires
+
+
+class RecordingNode:
+    """Stands for the C++ node, and records which layers it was asked to save."""
+
+    def __init__(self, wants_layers: bool) -> None:
+        self._wants_layers = wants_layers
+        self.saved: list[int] = []
+
+    def begin_step(self, plan: bytes, stream: int) -> None:
+        pass
+
+    def wants_layers(self) -> bool:
+        return self._wants_layers
+
+    def save_layer(self, layer: int, stream: int) -> None:
+        assert stream == 0  # that of a CPU
+        self.saved.append(layer)
+
+    def save(self, stream: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("wants_layers", [False, True])
+def test_layers_are_saved_in_steps_that_push_them_alone(wants_layers: bool) -> None:
+    connector = WorkerConnector.__new__(WorkerConnector)
+    node = RecordingNode(wants_layers)
+    connector._node, connector._has_layer_hooks, connector._wants_layers = node, True, False
+    connector._open_report, connector._device = None, torch.device("cpu")
+    connector._layers = {"model.0": 0, "model.1": 1}
+    connector.save_layer("model.0")  # before any step, as while CUDA graphs are captured
+    connector.begin_step(StepPlan(b""))
+    for name in ("model.0", "model.1", "draft.0"):
+        connector.save_layer(name)
+    connector.save()
+    connector.save_layer("model.0")
+    assert node.saved == ([0, 1] if wants_layers else [])
 
 
 @pytest.mark.parametrize(

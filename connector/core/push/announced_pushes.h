@@ -7,11 +7,15 @@
 //
 //   expect() -> expected -> settled() -> complete -> the core sends a lease request -> asked -> the core starts the
 //   pull
+//
+// Before settled(), the prefill node may announce layers of an expected chunk: the chunk is then growing. The core
+// leases it, and pulls its layers as they are announced; the settlement has the checksums and ends the growth.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -26,6 +30,20 @@ namespace kvferry {
 
 class AnnouncedPushes {
  public:
+  /// An expected chunk of which layers were announced.
+  struct Growing {
+    enum class State : std::uint8_t {
+      kTold,    // no lease request names the chunk yet
+      kAsked,   // the lease request in progress names it
+      kPulled,  // it is item `item` of the pull `pull`
+      kRefused  // it was not leased, and is pulled once it is settled
+    };
+    State state = State::kTold;
+    std::uint32_t done = 0, of = 1;  // as in PushProgress
+    std::uint64_t pull = 0;
+    std::uint32_t item = 0;
+    std::optional<SettledChunk> settled = {};  // set if the settlement came in state kAsked
+  };
   struct Push {
     std::string endpoint;                           // the prefill node, as its offer names it
     std::string member;                             // name of the member whose key the offer's sender used; empty: none
@@ -34,8 +52,10 @@ class AnnouncedPushes {
     std::map<std::uint32_t, ChunkMeta> expected{};  // [index in the offer] chunks that may still be announced
     std::vector<ChunkMeta> complete{};              // announced chunks that no lease request names yet
     std::vector<ChunkMeta> asked{};                 // chunks of the lease request in progress; empty: there is none
-    std::uint64_t fetch = 0;                        // RequestLease::fetch of the lease request in progress
-    TimeNs try_deadline = 0;                        // time at which that request counts as lost
+    std::map<std::uint32_t, Growing> growing{};     // [index in the offer] those of `expected` that are growing
+    std::vector<std::uint32_t> asked_growing{};  // the last chunks of `asked` are growing; their indices in the offer
+    std::uint64_t fetch = 0;                     // RequestLease::fetch of the lease request in progress
+    TimeNs try_deadline = 0;                     // time at which that request counts as lost
 
     std::size_t num_chunks() const { return expected.size() + complete.size() + asked.size(); }
   };
@@ -51,15 +71,10 @@ class AnnouncedPushes {
   }
   /// `id` is the number that settlements of the push must name.
   void expect(std::uint64_t id, Push push) { pushes_.emplace(id, std::move(push)); }
-  /// Takes an announcement. Chunks that are not expected any more are ignored. Returns false if no push has this id.
-  bool settled(const PushSettlement& settlement) {
-    const auto found = pushes_.find(settlement.reservation);
-    if (found == pushes_.end()) return false;
-    for (const SettledChunk& chunk : settlement.chunks) {
-      auto expected = found->second.expected.extract(chunk.index);
-      if (expected && chunk.ok) found->second.complete.push_back(std::move(expected.mapped()));
-    }
-    return true;
+  /// Returns the push whose messages name this id, nullptr if there is none.
+  Push* find(std::uint64_t id) {
+    const auto found = pushes_.find(id);
+    return found == pushes_.end() ? nullptr : &found->second;
   }
   /// Returns the push whose lease request this is, nullptr if no push waits for it.
   Push* waiting_for(std::uint64_t fetch) {

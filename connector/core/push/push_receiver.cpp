@@ -70,6 +70,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
     promise::bounded_hold(now, announced.deadline, writer);
     announced_.expect(id, std::move(announced));
     reply.reservation = id;
+    reply.takes_layers = true;
     return reply;
   }
   if (reservation.chunks.empty()) return reply;

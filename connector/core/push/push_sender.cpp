@@ -44,6 +44,7 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
   Push& push = pushes_.at(id);
   push.is_answered = true;
   push.reservation = reply.reservation;
+  push.takes_layers = reply.takes_layers;
   if (!reply.refused.empty()) note(push, Cause::kRefused, reply.refused);
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
     Item& item = push.items[index];
@@ -81,7 +82,8 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
     Push& push = pushes_.at(place.push);
     Item& item = push.items[place.index];
     if (push.is_dropped || (item.state != State::kOffered && item.state != State::kAccepted)) continue;
-    if (item.is_pulled) continue;  // the workers move nothing; chunk_ready() announces the chunk
+    // Without layers to announce, the workers have nothing to do; chunk_ready() announces the chunk.
+    if (item.is_pulled && !(parts_.config.pushes_layers && push.takes_layers)) continue;
     item.state = State::kTransferring;
     item.chunk = chunk;
     item.pin = parts_.pool.pin({chunk}, "push of " + push.request.value, now, push.deadline + parts_.config.push_grace);

@@ -16,6 +16,10 @@
 // and finished when the decode node's lease on it ends:
 //
 //   kOffered -> answered() -> kAccepted -> chunk_ready() -> kAnnounced -> lease_ended() -> kFinished
+//
+// With CoreConfig::pushes_layers, saving() begins a transfer (kTransferring) of such a chunk too, in which
+// layers_saved() announces layers. Its end, after which the chunk is kAnnounced, is as that of a transfer without a
+// grant.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +65,11 @@ class PushSender {
   /// complete in its slot, if some rank had it in a frame only before.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
   void chunk_write_failed(ChunkRef chunk);
+  /// Records that a rank has layers of chunks in its frames. Announces the layers that all ranks have to a decode node
+  /// that pulls the chunks.
+  void layers_saved(const LayersSaved& saved);
+  /// Returns true if layers of this chunk, which is being saved, were announced for this push.
+  bool is_growing(std::uint64_t push, const ChunkKey& key, ChunkRef chunk) const;
   /// Records the end of one rank's transfer of a chunk. The runtime must call this exactly once for each rank and
   /// transferred chunk.
   void chunk_push_ended(const PushOutcome& outcome);
@@ -92,6 +101,11 @@ class PushSender {
     bool is_ready = false;  // true once the chunk is verified in this node's pool
     bool failed = false;
     std::set<std::uint32_t> ranks_done;
+    std::vector<std::uint32_t> layers_done;  // [rank] LayersSaved::done; empty: no rank has reported
+    std::uint32_t layers_told = 0;           // PushProgress::done of the last announcement
+
+    /// True if the chunk is pulled by the decode node, and still being saved by this node.
+    bool is_growing() const { return is_pulled && state == State::kTransferring && !is_ready && !failed; }
   };
   struct Push {
     RequestId request;
@@ -99,6 +113,7 @@ class PushSender {
     std::uint64_t reservation = 0;  // id of the decode node's slot reservation
     bool is_answered = false;
     bool is_dropped = false;
+    bool takes_layers = false;   // PushReply::takes_layers
     bool is_incomplete = false;  // true if the decode node lacks some chunk and will not receive it
     TimeNs deadline = 0;
     TimeNs erase_at = 0;  // if is_dropped: time at which the push is erased even if some rank has not reported

@@ -95,6 +95,10 @@ class SchedulerCore {
   void slot_written(ChunkRef chunk, std::uint32_t rank, bool ok, TimeNs now);
   LeaseReply lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now);
   void lease_released(std::uint64_t lease);
+  /// Returns true if lease_requested() would lease the chunk in this slot now.
+  bool can_lease(const LeaseRequest& request, const ChunkPool::Slot& slot) const {
+    return slot.is_readable(request.is_sure_of_frames) || is_growing(request, slot);
+  }
 
   // ---- events of pushes (push_wire.h): first the prefill side's, then the decode side's ----
   /// Returns true if this push was offered to the node at `endpoint` and the node has not answered yet.
@@ -102,6 +106,7 @@ class SchedulerCore {
     return sender_.awaits_answer(push, endpoint);
   }
   void push_answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
+  void layers_saved(const LayersSaved& saved) { sender_.layers_saved(saved); }
   void chunk_push_ended(const PushOutcome& outcome, TimeNs now) {
     now_ = now;
     sender_.chunk_push_ended(outcome);
@@ -114,6 +119,7 @@ class SchedulerCore {
     receiver_.grant_failed(reservation, indices);
   }
   void push_settled(const PushSettlement& settlement, TimeNs now);
+  void push_progressed(const PushProgress& progress, TimeNs now);
   void push_revoked(const Revocation& answer, TimeNs now);
 
   // ---- orders of the controller; none can corrupt an answer or fill the pool with pinned chunks ----
@@ -178,7 +184,7 @@ class SchedulerCore {
 
  private:
   static constexpr std::size_t kKnownKeys = 32'768;
-  // These functions are defined in scheduler_core.cpp, and erase_ended_leases() in scheduler_peers.cpp.
+  // These functions are defined in scheduler_core.cpp, and the last two in scheduler_peers.cpp.
   RequestState* find(const RequestId& id);
   std::string pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
   Handoffs::iterator find_handoff(const std::string& name);
@@ -187,6 +193,7 @@ class SchedulerCore {
   void name_chunk(const RequestState& request, ChunkRef chunk, std::uint32_t first_token);
   void announce_evictions();
   void erase_ended_leases();
+  bool is_growing(const LeaseRequest& request, const ChunkPool::Slot& slot) const;
   const ChunkPool::Slot* find_chunk(const ChunkKey& key, std::uint32_t num_tokens);
   // These functions are defined in scheduler_admission.cpp.
   Coverage cover(RequestState& request);
@@ -247,6 +254,9 @@ class SchedulerCore {
                               bool is_announced = false);
   // These functions are defined in scheduler_announced.cpp.
   void advance_announced(TimeNs now);
+  void settle_announced(AnnouncedPushes::Push& push, const SettledChunk& chunk);
+  bool settle_growing(const AnnouncedPushes::Growing& growing, const SettledChunk& chunk);
+  void growing_answered(AnnouncedPushes::Push& push, std::span<const std::uint32_t> indices, std::uint64_t pull);
   void announced_lease_answered(AnnouncedPushes::Push& push, const LeaseReply& reply, TimeNs now);
   void tick_announced(TimeNs now);
   // These functions are defined in scheduler_record.cpp.

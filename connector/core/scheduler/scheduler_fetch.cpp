@@ -225,7 +225,9 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     if (leased.num_tokens != meta.num_tokens) continue;
     const bool has_checksums = leased.checksums.size() == config_.num_ranks;
     const bool has_runs = leased.checksums.empty() && leased.run_checksums.size() == config_.num_ranks;
-    if (!has_checksums && !has_runs) continue;
+    const bool is_growing =
+        is_announced && leased.is_growing && leased.checksums.empty() && leased.run_checksums.empty();
+    if (!has_checksums && !has_runs && !is_growing) continue;
     if (!meta.set_windows(leased.window_from, leased.windows_from, config_.groups.size())) continue;
     if (request.value.empty()) meta.tenant = leased.tenant;  // a replication order does not name the tenant
     Givers givers = givers_of(endpoint, member);
@@ -243,7 +245,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
       break;
     }
     pull.items.push_back({leased.chunk, *slot, leased.num_tokens, leased.checksums, leased.run_checksums, leased.frames,
-                          leased.lacks_slots});
+                          leased.lacks_slots || is_growing, is_growing});
   }
   announce_evictions();
   if (pull.items.empty()) return nullptr;

@@ -26,14 +26,17 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
   const std::size_t num_allowed = std::min<std::size_t>(config_.num_slots, kLeasedChunksMax - num_leased_chunks_);
   for (std::uint32_t i = 0; i < request.keys.size() && chunks.size() < num_allowed; ++i) {
     const ChunkPool::Slot* slot = pool_.find(request.keys[i]);
-    if (slot == nullptr || !slot->is_readable(request.is_sure_of_frames)) continue;
+    if (slot == nullptr || !can_lease(request, *slot)) continue;
+    const bool is_growing = slot->state == ChunkPool::State::kWriting;
     promise::verified_only_in_slots(slot->ranks_in_frames, slot->ref.slot, request.is_sure_of_frames);
     chunks.push_back(slot->ref);
-    reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums, slot->meta.window_from});
+    reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, {}, slot->meta.window_from});
+    if (!is_growing) reply.chunks.back().checksums = slot->checksums;
+    reply.chunks.back().is_growing = is_growing;
     reply.chunks.back().tenant = slot->meta.tenant;
     reply.chunks.back().windows_from = slot->meta.windows_from;
     reply.chunks.back().givers = slot->givers;
-    reply.chunks.back().lacks_slots = slot->ranks_in_frames > 0;
+    reply.chunks.back().lacks_slots = is_growing || slot->ranks_in_frames > 0;
     promise::purged_is_gone(provenance_.is_purged(slot->givers), slot->ref.slot);
   }
   if (chunks.empty()) {
@@ -59,6 +62,12 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
   }
   counters_.leases_granted += 1;
   return reply;
+}
+
+/// Returns true if the chunk is still being saved, and its layers are announced to the node that asks for it.
+bool SchedulerCore::is_growing(const LeaseRequest& request, const ChunkPool::Slot& slot) const {
+  return slot.state == ChunkPool::State::kWriting && request.is_sure_of_frames && !provenance_.is_purged(slot.givers) &&
+         sender_.is_growing(request.push, slot.meta.key, slot.ref);
 }
 
 void SchedulerCore::lease_released(std::uint64_t lease) {

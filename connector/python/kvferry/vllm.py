@@ -8,6 +8,7 @@ pushed is decided in C++, in connector/core.
 """
 
 import contextlib
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from kvferry._core import KvFerryError, check_config
 from kvferry.handshake import StepPlan, StepReport
 from kvferry.scheduler_connector import SchedulerConnector
 from kvferry.spans.lookup_spans import LookupSpans
@@ -168,6 +170,15 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler.events is not None:  # vLLM asks for statistics just before it takes its own events
             self._scheduler.events.look_at_vllms_events()
         return self._scheduler.take_stats()
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Returns True if push_layers is set: full CUDA graphs run the layers without calling save_kv_layer()."""
+        try:
+            settings = check_config(json.dumps(extra_config))
+        except KvFerryError:
+            return False  # the connector refuses to start, and says why
+        return bool(settings["push_layers"] > 0)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:

@@ -24,7 +24,8 @@ class WorkerConnector:
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
         self._vllm_config = vllm_config
         specs = served_specs(kv_cache_config, vllm_config)
-        # True if vLLM calls save_kv_layer() in all layers; without these calls, KV can't be pushed layer by layer.
+        # True if vLLM calls save_kv_layer() in all layers; without these calls, KV can't be pushed layer by layer. With
+        # full CUDA graphs it does not, which push_layers excludes (requires_piecewise_for_cudagraph()).
         # False for models that have layers with state.
         self._has_layer_hooks = not keeps_state(specs)
         self._kv_cache_config = kv_cache_config
@@ -115,9 +116,10 @@ class WorkerConnector:
     def save_layer(self, name: str) -> None:
         """Packs the layer's KV, which is in the blocks now, for the chunks that are pushed to decode nodes."""
         if self._wants_layers and self._node is not None and name in self._layers:
-            self._node.save_layer(self._layers[name])
+            self._node.save_layer(self._layers[name], self._stream())
 
     def save(self) -> None:
+        self._wants_layers = False  # vLLM also runs the layers outside of steps, for example to capture CUDA graphs
         if self._node is not None:
             self._node.save(self._stream())
         if self._open_report is not None:

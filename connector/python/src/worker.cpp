@@ -120,8 +120,11 @@ void bind_worker(nb::module_& m) {
           "stream"_a = 0, WithoutLock())
       .def("wants_layers", [](const PyWorker& self) { return self.node->wants_layers(); })
       .def(
-          "save_layer", [](PyWorker& self, std::uint32_t layer) { self.node->save_layer(layer); }, "layer"_a,
-          WithoutLock())
+          "save_layer",
+          [](PyWorker& self, std::uint32_t layer, std::uintptr_t stream) {
+            self.node->save_layer(layer, reinterpret_cast<DeviceStream>(stream));
+          },
+          "layer"_a, "stream"_a = 0, WithoutLock())
       .def(
           "save",
           [](PyWorker& self, std::uintptr_t stream) { self.node->save(reinterpret_cast<DeviceStream>(stream)); },

@@ -12,7 +12,10 @@ bool FrameLeases::has_frames(const std::vector<RankEndpoint>& ranks) {
 FramePinOrder FrameLeases::begin(Asker asker, LeaseAnswer answer, TimeNs now, TimeNs ttl, TimeNs patience_ends) {
   std::erase_if(leases_, [&](const auto& lease) { return lease.second <= now; });
   FramePinOrder order{answer.reply.lease, 0, ttl / kMillisecond, {}};
-  for (const LeasedChunk& chunk : answer.reply.chunks) order.chunks.push_back(chunk.chunk);
+  for (const LeasedChunk& chunk : answer.reply.chunks) {
+    order.chunks.push_back(chunk.chunk);
+    order.are_growing.push_back(chunk.is_growing);
+  }
   leases_.emplace(order.lease, now + ttl);
   waiting_.emplace(order.lease, Waiting{{std::move(asker), std::move(answer)}, {}, patience_ends});
   return order;

@@ -49,6 +49,11 @@ void LeaseLinks::execute(StartPull& wanted) {
   }
 }
 
+void LeaseLinks::execute(GrowPull& wanted) {
+  // A worker that does not get the message ends the pull at its deadline.
+  for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) parts_.send_worker(rank, wanted.pull, wanted);
+}
+
 void LeaseLinks::requested(Asker asker, LeaseRequest request) {
   request.is_sure_of_frames = request.is_sure_of_frames && wants_frames(request);
   const TimeNs patience = waiting_.size() < kDelayedMax ? kSavePatience : 0;
@@ -90,7 +95,7 @@ bool LeaseLinks::is_being_saved(const SchedulerCore& core, const LeaseRequest& r
   if (request.handoff.empty() && request.push == 0) return false;
   return std::ranges::any_of(request.keys, [&](const ChunkKey& key) {
     const ChunkPool::Slot* const slot = core.pool().find(key);
-    if (slot == nullptr || slot->is_readable(request.is_sure_of_frames)) return false;
+    if (slot == nullptr || core.can_lease(request, *slot)) return false;
     return slot->ranks_in_frames > 0 || parts_.saves.contains(slot->ref);
   });
 }

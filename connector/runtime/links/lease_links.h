@@ -19,6 +19,7 @@ class LeaseLinks {
   void execute(RequestLease& wanted);
   void execute(ReleaseLease& released);
   void execute(StartPull& wanted);
+  void execute(GrowPull& wanted);
 
   void requested(Asker asker, LeaseRequest request);
   void released(const LeaseRelease& lease);

@@ -145,6 +145,7 @@ bool NodeLinks::take_requests() {
                    [&](LeaseRelease& lease) { leases_->released(lease); },
                    [&](PushOffer& offer) { pushes_.offered(std::move(asker), std::move(offer)); },
                    [&](PushSettlement& settlement) { pushes_.settled(settlement); },
+                   [&](const PushProgress& progress) { pushes_.progressed(progress); },
                    [&](const LivesRequest& asked) { tell_lives(asker, asked); },
                },
                *request);
@@ -221,6 +222,7 @@ bool NodeLinks::take_outcomes() {
                      [&](const Revoked& slots) { pushes_.revoked(slots); },
                      [&](const FramePinOutcome& frames) { leases_->pinned(frames); },
                      [&](const SlotsWritten& slots) { leases_->slots_written(slots); },
+                     [&](const LayersSaved& saved) { pushes_.layers_saved(saved); },
                  },
                  *outcome);
     }

@@ -1,7 +1,6 @@
 // Messages between nodes, and between a scheduler node and its workers. All but WorkerHello are sent in an Envelope.
 // New fields are added only at the end of a struct; any other change of a struct must raise kNodeWire.newest.
-// Every message that is sent in an Envelope is in AnyMessage and in the variant of its direction. Code that visits such
-// a variant compiles only if it handles all of its messages.
+// Every message in an Envelope is in AnyMessage and in the variant of its direction, which each visitor handles wholly.
 #pragma once
 
 #include <cstdint>
@@ -125,7 +124,8 @@ struct FramePinOrder {
   std::uint32_t rank = 0;  // the worker's rank; the outcome repeats it
   std::int64_t timeout_ms = 0;
   std::vector<ChunkRef> chunks;
-  KVFERRY_FIELDS(lease, rank, timeout_ms, chunks);
+  std::vector<bool> are_growing = {};  // [chunk] LeasedChunk::is_growing; empty: none is
+  KVFERRY_FIELDS(lease, rank, timeout_ms, chunks, are_growing);
 };
 struct FrameUnpin : BareNumber {};  // `value` is the number of the lease
 struct FramePinOutcome {
@@ -147,18 +147,19 @@ struct WorkerHello {
 };
 
 // ---- all messages by direction ----
-using PeerRequest = std::variant<LeaseRequest, LeaseRelease, PushOffer, PushSettlement, LivesRequest>;
+using PeerRequest = std::variant<LeaseRequest, LeaseRelease, PushOffer, PushSettlement, LivesRequest, PushProgress>;
 using PeerAnswer = std::variant<LeaseAnswer, PushAnswer, LivesAnswer>;
 using WorkerOrder = std::variant<PullOrder, ChecksumOrder, PushOrder, PushStart, PushDrop, GrantOrder, Revocation,
-                                 FramePinOrder, FrameUnpin>;
-using WorkerOutcome =
-    std::variant<PullOutcome, ChecksumOutcome, PushOutcome, GrantOutcome, Revoked, FramePinOutcome, SlotsWritten>;
+                                 FramePinOrder, FrameUnpin, PullProgress>;
+using WorkerOutcome = std::variant<PullOutcome, ChecksumOutcome, PushOutcome, GrantOutcome, Revoked, FramePinOutcome,
+                                   SlotsWritten, LayersSaved>;
 
 /// All messages in the order of their numbers on the wire, which start at 1. A new message is added at the end.
-using AnyMessage = std::variant<LeaseRequest, LeaseAnswer, LeaseRelease, PullOrder, PullOutcome, PushOffer, PushAnswer,
-                                PushSettlement, GrantOrder, GrantOutcome, Revocation, Revoked, PushOrder, PushStart,
-                                PushDrop, PushOutcome, ChecksumOrder, ChecksumOutcome, LivesRequest, LivesAnswer,
-                                FramePinOrder, FramePinOutcome, FrameUnpin, SlotsWritten>;
+using AnyMessage =
+    std::variant<LeaseRequest, LeaseAnswer, LeaseRelease, PullOrder, PullOutcome, PushOffer, PushAnswer, PushSettlement,
+                 GrantOrder, GrantOutcome, Revocation, Revoked, PushOrder, PushStart, PushDrop, PushOutcome,
+                 ChecksumOrder, ChecksumOutcome, LivesRequest, LivesAnswer, FramePinOrder, FramePinOutcome, FrameUnpin,
+                 SlotsWritten, PushProgress, PullProgress, LayersSaved>;
 
 template <class Body, std::uint32_t kNumber = 1>
 constexpr std::uint32_t message_type() {
@@ -169,7 +170,6 @@ constexpr std::uint32_t message_type() {
 }
 template <class Body>
 inline constexpr std::uint32_t kMessageType = message_type<Body>();
-
 template <class Body>
 std::string seal(std::uint64_t id, const Body& body, std::uint32_t version = kNodeWireVersion) {
   return encode(Envelope{version, kMessageType<Body>, id, encode(body), kNodeWire.oldest, kNodeWire.newest,

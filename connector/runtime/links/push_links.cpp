@@ -32,6 +32,11 @@ void PushLinks::execute(StartPush& wanted) {
   }
 }
 
+void PushLinks::execute(AnnounceLayers& wanted) {
+  // If the announcement is lost, the decode node pulls these layers when it learns of later ones.
+  parts_.send_node(wanted.endpoint, 0, wanted.progress);
+}
+
 void PushLinks::execute(SettlePush& wanted) {
   // If the settlement is lost, the decode node revokes the grants at their deadline.
   parts_.send_node(wanted.endpoint, 0, wanted.settlement);
@@ -107,6 +112,10 @@ void PushLinks::settled(const PushSettlement& settlement) {
   parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_settled(settlement, now); });
 }
 
+void PushLinks::progressed(const PushProgress& progress) {
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_progressed(progress, now); });
+}
+
 // ---- outcomes of this engine's workers ----
 
 void PushLinks::granted(const GrantOutcome& outcome) {
@@ -143,6 +152,10 @@ void PushLinks::revoked(const Revoked& outcome) {
 
 void PushLinks::ended(const PushOutcome& outcome) {
   parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.chunk_push_ended(outcome, now); });
+}
+
+void PushLinks::layers_saved(const LayersSaved& saved) {
+  parts_.with_core([&](SchedulerCore& core, TimeNs) { core.layers_saved(saved); });
 }
 
 }  // namespace kvferry

@@ -18,6 +18,7 @@ class PushLinks {
 
   void execute(OfferPush& wanted);
   void execute(StartPush& wanted);
+  void execute(AnnounceLayers& wanted);
   void execute(SettlePush& wanted);
   void execute(DropPush& wanted);
   void execute(GrantSlots& wanted);
@@ -26,9 +27,11 @@ class PushLinks {
   void offered(Asker asker, PushOffer offer);
   void answered(const std::string& endpoint, std::uint64_t push, PushAnswer answer);
   void settled(const PushSettlement& settlement);
+  void progressed(const PushProgress& progress);
   void granted(const GrantOutcome& outcome);
   void revoked(const Revoked& outcome);
   void ended(const PushOutcome& outcome);
+  void layers_saved(const LayersSaved& saved);
 
  private:
   /// A push offer that is answered once every rank has answered its GrantOrder.

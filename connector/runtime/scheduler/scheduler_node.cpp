@@ -156,6 +156,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   for (int word = 0; word < 8; ++word) config.secret += fmt::format("{:08x}", random());
   config.num_ranks = num_ranks_ = static_cast<std::uint32_t>(workers.size());
   config.only_reads = !options_.conversion.empty();
+  config.pushes_layers = from.push_layers > 0;
   config.save_decode_cache = from.save_decode_cache;
   config.save_partial_chunks = from.save_partial_chunks;
   config.load_timeout = from.load_timeout_ms * kMillisecond;

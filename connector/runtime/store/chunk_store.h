@@ -40,6 +40,21 @@ class ChunkStore {
     (void)job, (void)item, (void)layer;
     return Error{ErrorCode::kUnavailable, "this chunk store packs all layers of a chunk at once, not single layers"};
   }
+  /// Packs layers [those packed so far, `end`) of all chunks of a step's save into their frames, after the work that
+  /// the stream has so far. save() with the same jobs packs the layers that are left. Does nothing if this store packs
+  /// all layers at once.
+  virtual void save_layers(const std::vector<SaveJob>& jobs, std::uint32_t end, DeviceStream stream) {
+    (void)jobs, (void)end, (void)stream;
+  }
+  /// Chunks whose first `num_layers` layers are in their frames.
+  struct SavedLayers {
+    std::vector<ChunkRef> chunks;
+    std::uint32_t num_layers = 0;
+  };
+  /// Returns what save_layers() has packed, each group of layers once, when the GPU has packed it. Any thread.
+  virtual std::vector<SavedLayers> take_layers() { return {}; }
+  /// Returns true if take_layers() will return more. Any thread.
+  virtual bool is_saving_layers() const { return false; }
   /// Returns the saves that have ended since the last call, and those whose chunk is complete in a frame
   /// (SaveDone::is_in_frame). `ok` is true if the slot is whole and every node may read it, or if is_in_frame.
   virtual std::vector<SaveDone> take_saved() = 0;
@@ -86,9 +101,12 @@ class ChunkStore {
     /// Set by take_landed() alone: the chunk is in a frame and may be loaded, but is still being copied to its slot.
     /// take_landed() reports it once more when that copy has ended.
     bool is_in_frame = false;
+    /// False if the caller of landed() has not verified the chunk, which is in a frame: the store compares its
+    /// checksum.
+    bool is_verified = true;
   };
   /// Takes chunks whose transfers have ended and no longer touch their memory, and copies the chunks in frames to their
-  /// slots. The caller has verified the chunks whose `ok` is true. take_landed() reports each chunk.
+  /// slots. The caller has verified the chunks whose `ok` and `is_verified` are true. take_landed() reports each chunk.
   virtual void landed(std::span<const Landed> chunks) = 0;
   /// Returns the landings that have ended since the last call, and those whose chunk is in a frame. `ok` is true if the
   /// slot is whole and other nodes may read it, or if is_in_frame.
@@ -102,9 +120,11 @@ class ChunkStore {
   /// Returns the region of the frames; nullopt if there are no frames or no transfer reaches them.
   virtual std::optional<Frames> frames() const { return std::nullopt; }
   /// Pins the frames of leased chunks until unpin_frames() or `until`; chunks that take_saved() or take_landed() has
-  /// reported in a frame have one. Returns for each chunk the pinned frame, or kNoFrame.
-  virtual std::vector<std::uint32_t> pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) {
-    (void)lease, (void)until;
+  /// reported in a frame have one. are_growing: as in LeasedFrames::begin(). Returns for each chunk the pinned frame,
+  /// or kNoFrame.
+  virtual std::vector<std::uint32_t> pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until,
+                                                const std::vector<bool>& are_growing = {}) {
+    (void)lease, (void)until, (void)are_growing;
     return std::vector<std::uint32_t>(chunks.size(), kNoFrame);
   }
   virtual void unpin_frames(std::uint64_t lease) { (void)lease; }

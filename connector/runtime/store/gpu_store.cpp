@@ -58,6 +58,7 @@ void GpuStore::register_frames() {
 }
 
 GpuStore::~GpuStore() {
+  if (packing_) works_.push_back(std::move(packing_->work));
   for (Work& work : works_) {
     // Work without an event can't be waited for here. If there are frames, releasing them below waits for the whole
     // device.
@@ -139,6 +140,7 @@ bool GpuStore::take_checksums(Work& work) {
 
 /// Reports the chunks of a save that are complete in their frames, once the gather has ended.
 void GpuStore::report_in_frames(Work& work) {
+  if (work.landed_sums) return verify_landed(work, false);
   if (work.items.empty() || !work.gathered) return;
   if (const Result<bool> reached = work.gathered->is_reached(); !reached || !*reached) return;
   work.gathered.reset();
@@ -150,6 +152,7 @@ void GpuStore::report_in_frames(Work& work) {
 
 /// Reports the outcome of work that the device has finished, and frees the work's frames and slots.
 void GpuStore::end(Work& work) {
+  if (work.landed_sums) verify_landed(work, true);
   const bool ok = work.kind != Work::Kind::kSave || take_checksums(work);
   for (const Work::Item& item : work.items) {
     if (item.frame && ok) {

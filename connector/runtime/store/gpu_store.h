@@ -28,6 +28,9 @@ class GpuStore final : public ChunkStore {
 
   std::string describe() const override;
   void save(const std::vector<SaveJob>& jobs, DeviceStream stream) override;
+  void save_layers(const std::vector<SaveJob>& jobs, std::uint32_t end, DeviceStream stream) override;
+  std::vector<SavedLayers> take_layers() override;
+  bool is_saving_layers() const override;
   std::vector<SaveDone> take_saved() override;
   void load(std::vector<LoadJob> jobs, const IsReadable& is_readable, DeviceStream stream) override;
   std::vector<Loaded> take_loaded() override;
@@ -36,7 +39,8 @@ class GpuStore final : public ChunkStore {
   void landed(std::span<const Landed> chunks) override;
   std::vector<Landed> take_landed() override;
   std::optional<Frames> frames() const override;
-  std::vector<std::uint32_t> pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) override;
+  std::vector<std::uint32_t> pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until,
+                                        const std::vector<bool>& are_growing) override;
   void unpin_frames(std::uint64_t lease) override;
   std::size_t num_fenced() const override;
 
@@ -82,8 +86,10 @@ class GpuStore final : public ChunkStore {
       std::optional<FrameRef> frame;
       std::uint64_t checksum = 0;  // for a save, valid once has_checksums
     };
-    std::vector<Item> items;        // chunks to report at the end; empty after the work has been given up
-    bool has_checksums = false;     // true once the pass of a save has told the checksums
+    std::vector<Item> items;     // chunks to report at the end; empty after the work has been given up
+    bool has_checksums = false;  // true once the pass of a save has told the checksums
+    /// The computation of the checksums of a landing's chunks that the caller of landed() has not verified.
+    std::unique_ptr<Device::Checksums> landed_sums;
     std::unique_ptr<Loads> loads;   // loads to report at the end; nullptr after the work has been given up
     DeviceStream engine = nullptr;  // the engine's stream, in which the engine uses the loads' blocks
     TimeNs deadline = 0;
@@ -92,6 +98,17 @@ class GpuStore final : public ChunkStore {
   struct SavePart {
     const SaveJob* job;
     const SaveItem* item;
+  };
+  /// A save whose layers are being packed.
+  struct Packing {
+    Work work;
+    std::vector<DeviceCopy> down;  // the copies of its frames to their slots
+    std::uint32_t num_layers = 0;  // number of layers that are packed
+    std::optional<Error> failed{};
+  };
+  struct LayerGroup {
+    DeviceEvent packed;
+    SavedLayers saved;
   };
   struct Landing {
     ChunkRef chunk;
@@ -117,7 +134,12 @@ class GpuStore final : public ChunkStore {
   void release(Work& work);
 
   void pack(std::span<const SavePart> parts, DeviceStream stream);
-  Result<void> enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream);
+  Result<Packing> begin_packing(std::span<const SavePart> parts, DeviceStream stream);
+  void finish_packing(Packing packing, DeviceStream stream);
+  bool finish_layers(const std::vector<SaveJob>& jobs, DeviceStream stream);
+  Result<void> enqueue_save(Packing& packing, DeviceStream stream);
+  void land_work(Work work, std::span<const DeviceCopy> down, bool is_verified);
+  void verify_landed(Work& work, bool is_over);
   Result<void> write_back(Work& work, std::span<const DeviceCopy> down);
 
   bool is_written_from_frame(std::uint32_t slot) const;
@@ -142,6 +164,8 @@ class GpuStore final : public ChunkStore {
   LeasedFrames leased_{table_};
   std::vector<std::uint32_t> slot_uses_;  // [slot] number of uses of the slot by unfinished Work
   std::list<Work> works_;
+  std::optional<Packing> packing_;             // the step's save, while its layers are packed in groups
+  std::list<LayerGroup> groups_;               // groups of layers that take_layers() has not returned
   std::map<std::uint32_t, Landing> landings_;  // [slot] the unfinished transfer into a frame for the slot's chunk
   std::vector<SaveDone> saved_;
   std::vector<Loaded> loaded_;

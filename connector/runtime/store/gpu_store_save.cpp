@@ -1,5 +1,6 @@
-// GpuStore's saves (block -> frame -> slot) and landings of chunks from other nodes (transfer -> frame -> slot). A
-// chunk goes straight to its slot if no frame is free, or if its transfer can't write to frames.
+// GpuStore's saves (block -> frame -> slot). A chunk goes straight to its slot if no frame is free. save_layers() packs
+// the first layers of a step's chunks while the engine computes the later ones.
+#include <algorithm>
 #include <utility>
 
 #include "connector/runtime/store/gpu_store.h"
@@ -10,6 +11,7 @@ namespace kvferry {
 void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
   const std::lock_guard lock(mutex_);
   poll();  // poll() ends finished work, which frees frames
+  if (packing_ && finish_layers(jobs, stream)) return;
   std::vector<SavePart> parts;
   for (const SaveJob& job : jobs) {
     for (const SaveItem& item : job.items) {
@@ -29,12 +31,81 @@ void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
   if (!parts.empty()) pack(parts, stream);
 }
 
+/// Begins the save with the first group of layers. If it can't begin, save() packs all layers at once, or reports what
+/// failed.
+void GpuStore::save_layers(const std::vector<SaveJob>& jobs, std::uint32_t end, DeviceStream stream) {
+  const std::lock_guard lock(mutex_);
+  if (!packing_) {
+    poll();
+    std::vector<SavePart> parts;
+    for (const SaveJob& job : jobs)
+      for (const SaveItem& item : job.items) parts.push_back({&job, &item});
+    const auto is_used = [&](const SavePart& part) { return slot_uses_[part.item->chunk.slot] > 0; };
+    if (parts.empty() || std::ranges::any_of(parts, is_used)) return;
+    for (const SavePart& part : parts) table_.drop_slot(part.item->chunk.slot);
+    Result<Packing> begun = begin_packing(parts, stream);
+    if (!begun) return;
+    packing_ = std::move(*begun);
+  }
+  Packing& packing = *packing_;
+  if (packing.failed || end <= packing.num_layers || end >= packer_->num_layers()) return;
+  Result<void> copied = packing.work.passes.front()->copy_layers(packing.num_layers, end);
+  Result<DeviceEvent> packed = copied ? DeviceEvent::record(device(), stream) : Result<DeviceEvent>(copied.error());
+  packing.num_layers = end;
+  if (!copied) packing.failed = copied.error();
+  if (!packed) return;  // without an event these layers are not reported before the save has ended
+  LayerGroup group{std::move(*packed), {{}, end}};
+  for (const Work::Item& item : packing.work.items)
+    if (item.frame) group.saved.chunks.push_back(item.chunk);
+  if (!group.saved.chunks.empty()) groups_.push_back(std::move(group));
+}
+
+std::vector<ChunkStore::SavedLayers> GpuStore::take_layers() {
+  const std::lock_guard lock(mutex_);
+  std::vector<SavedLayers> all;
+  for (; !groups_.empty(); groups_.pop_front()) {
+    const Result<bool> reached = groups_.front().packed.is_reached();
+    if (reached && !*reached) break;
+    if (reached) all.push_back(std::move(groups_.front().saved));
+  }
+  return all;
+}
+
+bool GpuStore::is_saving_layers() const {
+  const std::lock_guard lock(mutex_);
+  return !groups_.empty();
+}
+
+/// Ends the save that save_layers() has begun. Returns false if it was another save than that of `jobs`, since a step
+/// has ended without save(): that save has failed.
+bool GpuStore::finish_layers(const std::vector<SaveJob>& jobs, DeviceStream stream) {
+  Packing packing = std::move(*std::exchange(packing_, std::nullopt));
+  const ChunkRef first = packing.work.items.front().chunk;
+  const bool is_same = !jobs.empty() && !jobs.front().items.empty() && jobs.front().items.front().chunk == first;
+  if (!is_same) packing.failed = Error{ErrorCode::kUnavailable, "the engine has ended the step before the save"};
+  finish_packing(std::move(packing), stream);
+  return is_same;
+}
+
 void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
-  Work work;
+  Result<Packing> packing = begin_packing(parts, stream);
+  if (packing) return finish_packing(std::move(*packing), stream);
+  if (packing.error().code == ErrorCode::kInvalidArgument && parts.size() > 1) {  // one of them is bad
+    for (std::size_t i = 0; i < parts.size(); ++i) pack(parts.subspan(i, 1), stream);
+    return;
+  }
+  log().error("saving {} chunks, the first of request {}, failed, so their KV is not kept: {}", parts.size(),
+              parts.front().job->request_id, packing.error().what);
+  for (const auto& [job, item] : parts) saved_.push_back({item->chunk, false, 0});
+}
+
+/// Reserves frames, and prepares the gather. After an error no work was given to the GPU, and nothing is reserved.
+Result<GpuStore::Packing> GpuStore::begin_packing(std::span<const SavePart> parts, DeviceStream stream) {
+  Packing packing;
+  Work& work = packing.work;
   work.stream = stream;
   work.deadline = tier_.clock.now() + tier_.timeout;
   std::vector<PackerJob> gathers;
-  std::vector<DeviceCopy> down;
   for (const auto& [job, item] : parts) {
     const std::uint32_t slot = item->chunk.slot;
     std::byte* target = slot_base(slot);
@@ -42,7 +113,7 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
     work.items.push_back({item->chunk, {}});
     if (auto reserved = table_.reserve(item->chunk, FrameTable::State::kGathering, "save of " + job->request_id)) {
       target = frame_base(reserved->frame);
-      down.push_back({slot_base(slot), target, bytes_of(item->num_tokens)});
+      packing.down.push_back({slot_base(slot), target, bytes_of(item->num_tokens)});
       work.items.back().frame = reserved->frame;
       work.pins.push_back(reserved->pin);
     }
@@ -54,30 +125,29 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
                        work.items.back().frame ? MemoryKind::kDevice : MemoryKind::kPinned});
   }
   Result<PassPtr> pass = packer_->gather(gathers, stream, true);
-  if (!pass) {  // no work was given to the GPU
-    const bool is_one_bad = pass.error().code == ErrorCode::kInvalidArgument && parts.size() > 1;
-    if (!is_one_bad)
-      log().error("saving {} chunks, the first of request {}, failed, so their KV is not kept: {}", parts.size(),
-                  parts.front().job->request_id, pass.error().what);
-    for (const Work::Item& item : work.items) {
+  if (!pass) {
+    for (const Work::Item& item : work.items)
       if (item.frame) table_.drop(*item.frame);
-      if (!is_one_bad) report(work, item, false);
-    }
     release(work);
-    for (std::size_t i = 0; is_one_bad && i < parts.size(); ++i) pack(parts.subspan(i, 1), stream);
-    return;
+    return std::move(pass).error();
   }
   work.passes.push_back(std::move(*pass));
-  if (Result<void> given = enqueue_save(work, down, stream); !given) give_up(work, given.error().what);
-  works_.push_back(std::move(work));
+  return packing;
 }
 
-Result<void> GpuStore::enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream) {
+void GpuStore::finish_packing(Packing packing, DeviceStream stream) {
+  if (Result<void> given = enqueue_save(packing, stream); !given) give_up(packing.work, given.error().what);
+  works_.push_back(std::move(packing.work));
+}
+
+Result<void> GpuStore::enqueue_save(Packing& packing, DeviceStream stream) {
+  Work& work = packing.work;
+  if (packing.failed) return *packing.failed;
   StreamPacker::Pass& pass = *work.passes.front();
-  KVFERRY_TRY(pass.copy_layers(0, packer_->num_layers()));
+  KVFERRY_TRY(pass.copy_layers(packing.num_layers, packer_->num_layers()));
   KVFERRY_TRY(pass.finish());
   DeviceEvent gathered = KVFERRY_TRY(DeviceEvent::record(device(), stream));
-  if (down.empty()) {
+  if (packing.down.empty()) {
     work.event = std::move(gathered);
     return {};
   }
@@ -86,7 +156,7 @@ Result<void> GpuStore::enqueue_save(Work& work, std::span<const DeviceCopy> down
   work.stream = *down_;
   for (const Work::Item& item : work.items)
     if (item.frame) table_.filled(*item.frame);
-  return write_back(work, down);
+  return write_back(work, packing.down);
 }
 
 /// Copies the work's frames, which are complete, to their slots.
@@ -104,99 +174,21 @@ std::vector<SaveDone> GpuStore::take_saved() {
   return std::exchange(saved_, {});
 }
 
-Result<ChunkStore::Place> GpuStore::land(ChunkRef chunk, std::uint64_t bytes) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (landings_.contains(chunk.slot))
-      return Error{ErrorCode::kFull,
-                   fmt::format("a transfer already writes the GPU frame of pool slot {}", chunk.slot)};
-  }
-  Result<Place> slot = land_in_slot(chunk, bytes);
-  if (!slot || !region_) return slot;
-  const std::lock_guard lock(mutex_);
-  const auto reserved =
-      table_.reserve(chunk, FrameTable::State::kLanding, fmt::format("landing in slot {}", chunk.slot));
-  if (!reserved) return slot;
-  landings_.insert({chunk.slot, {chunk, *reserved, bytes}});
-  return Place{*region_, reserved->frame.frame * frame_bytes_};
-}
-
-Result<ChunkStore::Place> GpuStore::land_in_slot(ChunkRef chunk, std::uint64_t) {
-  const std::lock_guard lock(mutex_);
-  poll();
-  if (const auto failed = landings_.find(chunk.slot); failed != landings_.end() && failed->second.chunk == chunk) {
-    table_.drop(failed->second.reserved.frame);
-    table_.unpin(failed->second.reserved.pin);
-    landings_.erase(failed);
-  }
-  table_.drop_slot(chunk.slot);
-  if (slot_uses_[chunk.slot] > 0 || landings_.contains(chunk.slot))
-    return Error{ErrorCode::kFull,
-                 fmt::format("the GPU still copies from or to pool slot {}, or a transfer writes the slot's GPU frame",
-                             chunk.slot)};
-  return Place{parts_.pool_region, chunk.slot * parts_.chunk_bytes};
-}
-
-void GpuStore::landed(std::span<const Landed> chunks) {
-  const std::lock_guard lock(mutex_);
-  Work work;
-  work.kind = Work::Kind::kLanding;
-  work.stream = *down_;
-  work.deadline = tier_.clock.now() + tier_.timeout;
-  std::vector<DeviceCopy> down;
-  for (const Landed& chunk : chunks) {
-    const auto found = landings_.find(chunk.chunk.slot);
-    // If there is no landing in a frame for the chunk, the transfer wrote straight into the slot.
-    if (found == landings_.end() || found->second.chunk != chunk.chunk) {
-      landed_.push_back(chunk);
-      continue;
-    }
-    const Landing landing = found->second;
-    landings_.erase(found);
-    if (!chunk.ok) {
-      table_.drop(landing.reserved.frame);
-      table_.unpin(landing.reserved.pin);
-      landed_.push_back(chunk);
-      continue;
-    }
-    table_.filled(landing.reserved.frame);
-    work.pins.push_back(landing.reserved.pin);
-    work.items.push_back({chunk.chunk, landing.reserved.frame, chunk.checksum});
-    use_slot(work, chunk.chunk.slot);
-    down.push_back({slot_base(chunk.chunk.slot), frame_base(landing.reserved.frame), landing.bytes});
-  }
-  if (work.items.empty()) return;
-  if (Result<void> given = write_back(work, down); !given) {
-    give_up(work, given.error().what);
-  } else {
-    for (const Work::Item& item : work.items) {
-      table_.hashed(*item.frame, item.checksum);
-      landed_.push_back({item.chunk, true, item.checksum, true});
-    }
-  }
-  works_.push_back(std::move(work));
-}
-
 std::optional<ChunkStore::Frames> GpuStore::frames() const {
   if (!region_) return std::nullopt;
   return Frames{*region_, frame_bytes_};
 }
 
-std::vector<std::uint32_t> GpuStore::pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) {
+std::vector<std::uint32_t> GpuStore::pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until,
+                                                const std::vector<bool>& are_growing) {
   const std::lock_guard lock(mutex_);
   poll();
-  return leased_.begin(lease, chunks, until);
+  return leased_.begin(lease, chunks, until, are_growing);
 }
 
 void GpuStore::unpin_frames(std::uint64_t lease) {
   const std::lock_guard lock(mutex_);
   leased_.end(lease);
-}
-
-std::vector<ChunkStore::Landed> GpuStore::take_landed() {
-  const std::lock_guard lock(mutex_);
-  poll();
-  return std::exchange(landed_, {});
 }
 
 }  // namespace kvferry

@@ -40,7 +40,7 @@ void Puller::start(PullOrder order) {
     return;
   }
   const auto pull = std::make_shared<Pull>(std::move(order));
-  pull->began = parts_.clock.now();
+  pull->began = pull->grown_at = parts_.clock.now();
   if (pull->order.items.empty()) return end(*pull);
   look_for_frames(*pull);
   Pieces pieces;
@@ -72,6 +72,15 @@ Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces
   const ShardRun all{0, 0, 0, 1};
   const std::uint64_t cell_bytes = pull->has_runs() ? bytes / order.num_cells : bytes;
   const std::span<const ShardRun> runs = pull->has_runs() ? std::span(order.runs) : std::span(&all, 1);
+  if (item.is_growing) {
+    const auto [place, in_frames] = KVFERRY_TRY(place_of(*pull, item));
+    if (!in_frames) return Error{ErrorCode::kInvalidArgument, "a chunk that grows in no frame can't be pulled"};
+    pull->ok[index] = true;
+    pull->num_pieces[index] = 1;
+    pull->growths[index] = {true, place.offset, 0};
+    growing_[order.pull] = pull;
+    return {};
+  }
   std::vector<std::uint64_t> checksums;
   if (!pull->has_runs() && rank < item.checksums.size()) checksums.push_back(item.checksums[rank]);
   if (pull->has_runs() && !item.run_checksums.empty()) checksums = item.run_checksums[0];
@@ -137,7 +146,7 @@ void Puller::submit(Piece piece) {
     running_.emplace(*id, std::move(piece));
   } else if (id.error().code == ErrorCode::kFull) {
     waiting_.push_back(std::move(piece));
-  } else if (piece.is_in_frames) {
+  } else if (piece.is_in_frames && !piece.is_growing) {
     submit_from_slots(piece, id.error().what);
   } else {
     fail(piece, id.error().code, id.error().what);
@@ -162,35 +171,6 @@ void Puller::submit_from_slots(const Piece& failed, const std::string& why) {
   for (auto& [place, piece] : pieces) submit(std::move(piece));
 }
 
-void Puller::progress() {
-  if (!written_.chunks.empty()) {
-    written_.rank = parts_.core.rank();
-    send_(seal(0, std::exchange(written_, {})));
-  }
-  for (Piece& piece : std::exchange(waiting_, {})) submit(std::move(piece));
-  const TimeNs now = parts_.clock.now();
-  const std::vector<std::uint64_t> overdue =
-      parts_.core.locked([&](WorkerCore& core) { return core.overdue_pulls(now); });
-  for (const std::uint64_t pull : overdue) {
-    for (auto& [id, piece] : running_) {
-      if (piece.pull->order.pull != pull) continue;
-      piece.pull->is_overdue = true;
-      parts_.transport.cancel(id);
-    }
-    for (Piece& piece : std::exchange(waiting_, {})) {
-      if (piece.pull->order.pull == pull)
-        fail(piece, ErrorCode::kTimeout, "the transport had no room for another transfer until the deadline");
-      else
-        waiting_.push_back(std::move(piece));
-    }
-  }
-  for (auto& [id, piece] : running_) {
-    const Pull& pull = *piece.pull;
-    const bool is_late = piece.is_in_frames && now - pull.began >= pull.order.timeout_ms * kMillisecond / 2;
-    if (is_late && !std::exchange(piece.is_given_up, true)) parts_.transport.cancel(id);
-  }
-}
-
 bool Puller::completed(const Completion& completion, std::uint32_t limit_mb_per_s) {
   const auto found = running_.find(completion.id);
   if (found == running_.end()) return false;
@@ -199,7 +179,9 @@ bool Puller::completed(const Completion& completion, std::uint32_t limit_mb_per_
   piece.pull->arrived_at = parts_.clock.now();
   // The transport has compared the checksum of each range, so the other ranges of a corrupt transfer are good.
   const bool is_here = completion.code == ErrorCode::kOk || completion.code == ErrorCode::kCorrupt;
-  if (!is_here && piece.is_in_frames && !piece.pull->is_overdue) {
+  if (!is_here && piece.is_growing && !piece.pull->is_overdue) {
+    frame_paths_.failed(piece.address, completion.what);
+  } else if (!is_here && piece.is_in_frames && !piece.pull->is_overdue) {
     submit_from_slots(piece, piece.is_given_up ? fmt::format("a transfer from GPU to GPU took over {} ms",
                                                              piece.pull->order.timeout_ms / 2)
                                                : completion.what);
@@ -218,18 +200,23 @@ void Puller::close(const Piece& piece, const std::vector<bool>& ok, const Comple
   if (!end.what.empty()) pull.what = end.what;
   if (end.code != ErrorCode::kOk) pull.code = end.code;
   pull.path = end.path;
-  std::vector<ChunkStore::Landed> landed;
+  LandedChunks landed;
   for (std::size_t r = 0; r < piece.items.size(); ++r) {
     const std::size_t index = piece.items[r];
     if (!ok[r]) pull.ok[index] = false;
     const bool is_last_range = r + 1 == piece.items.size() || piece.items[r + 1] != index;
-    if (!is_last_range || --pull.num_pieces[index] > 0) continue;
-    const ChunkRef chunk = pull.order.items[index].local;
-    if (pull.ok[index]) pull.checksums[index] = checksum_of(pull, index);
-    landing_[chunk] = {piece.pull, index};
-    landed.push_back({chunk, pull.ok[index], pull.checksums[index]});
+    if (is_last_range) end_piece(piece.pull, index, landed);
   }
   if (!landed.empty()) parts_.store.landed(landed);
+}
+
+/// Counts the end of one piece of a chunk. After the last one the chunk is added to `landed`.
+void Puller::end_piece(const PullPtr& pull, std::size_t index, LandedChunks& landed) {
+  if (--pull->num_pieces[index] > 0) return;
+  const PullItem& item = pull->order.items[index];
+  if (pull->ok[index]) pull->checksums[index] = checksum_of(*pull, index);
+  landing_[item.local] = {pull, index};
+  landed.push_back({item.local, pull->ok[index], pull->checksums[index], false, !item.is_growing});
 }
 
 /// Returns this rank's checksum of a chunk whose bytes have arrived and are verified.
@@ -280,6 +267,7 @@ void Puller::end(Pull& pull) {
     return core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what), pull.in_frames);
   });
   pull.has_ended = true;
+  growing_.erase(pull.order.pull);
   if (pull.has_runs()) outcome.checksums = std::move(pull.checksums);
   outcome.code = static_cast<std::uint8_t>(pull.code);
   outcome.path = pull.path;

@@ -7,6 +7,10 @@
 // a frame is free here. All other chunks are pulled from slot to slot. If a transfer from frame to frame fails before
 // the pull's deadline, and not because of a wrong checksum, its chunks are pulled once more, from slot to slot. A chunk
 // that is not in the holder's slot yet (PullItem::lacks_slots) is pulled into a frame, or fails.
+//
+// Of a chunk that the holder still writes (PullItem::is_growing), grow() pulls the layers that the holder has
+// announced, without checksums, and ends the chunk when the holder has told the checksum of the whole chunk, which the
+// store compares. If nothing is announced for kGrowthPause, the holder counts as lost, and its growing chunks fail.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +30,16 @@ namespace kvferry {
 /// Executes the PullOrders of one rank. All methods run on the service thread.
 class Puller {
  public:
+  static constexpr TimeNs kGrowthPause = 1 * kSecond;
+
   Puller(const WorkerParts& parts, TransportPeers& peers, const SendOutcome& send)
       : parts_(parts), peers_(peers), send_(send) {}
 
   /// Starts the transfers of an order. An order with invalid numbers is refused: its outcome says that every chunk
   /// failed.
   void start(PullOrder order);
+  /// Pulls announced layers of growing chunks. Ignores what does not fit a pull in progress.
+  void grow(const PullProgress& progress);
   /// The loop calls completed() when a transfer has ended, with the limit of its path, and landed() when a chunk has
   /// landed. Both return false if the transfer or the chunk belongs to no pull.
   bool completed(const Completion& completion, std::uint32_t limit_mb_per_s);
@@ -41,7 +49,7 @@ class Puller {
   void progress();
   /// Returns true if some chunk has been passed to the store and is not in its slot yet.
   bool is_landing() const { return !landing_.empty(); }
-  bool is_busy() const { return !running_.empty() || !waiting_.empty(); }
+  bool is_busy() const { return !running_.empty() || !waiting_.empty() || !growing_.empty(); }
 
  private:
   struct Pull {
@@ -51,7 +59,8 @@ class Puller {
           ok(num_left),
           checksums(num_left),
           num_pieces(num_left),
-          in_frames(num_left) {}
+          in_frames(num_left),
+          growths(num_left) {}
     /// Returns true if the holder has other parallelism. Each chunk is then put together from runs (parts) of the
     /// chunks of one or more of the holder's ranks.
     bool has_runs() const { return !order.sources.empty(); }
@@ -73,6 +82,14 @@ class Puller {
     std::string host_why;                                  // see PullOutcome
     std::vector<bool> in_frames;  // [item] true if the chunk is in a frame, and still being copied to its slot
     bool has_ended = false;       // true once the core has ended the pull
+    /// What was pulled of a growing chunk. While `is_open`, num_pieces counts one piece more than there are transfers.
+    struct Growth {
+      bool is_open = false;
+      std::uint64_t offset = 0;  // the chunk's place in this node's frames
+      std::uint32_t layers = 0;  // number of layers that were asked for
+    };
+    std::vector<Growth> growths;  // [item]
+    TimeNs grown_at = 0;          // time of the order, or of the last announcement of layers
   };
   using PullPtr = std::shared_ptr<Pull>;
   /// One transfer: what a pull reads from one source into one region.
@@ -81,6 +98,7 @@ class Puller {
     std::string address, remote_region;
     RegionId region;
     bool is_in_frames = false;  // true if the transfer is from the holder's frames into frames here
+    bool is_growing = false;    // true if the transfer is of layers of growing chunks
     bool is_given_up = false;   // true if the transfer between frames was cancelled, since it took too long
     std::vector<CopyRange> ranges;
     std::vector<std::uint64_t> checksums;  // [range] expected checksum
@@ -105,6 +123,9 @@ class Puller {
   Result<Target> place_of(Pull& pull, const PullItem& item);
   void submit(Piece piece);
   void submit_from_slots(const Piece& failed, const std::string& why);
+  void close_growth(const PullPtr& pull, std::size_t item, bool ok);
+  using LandedChunks = std::vector<ChunkStore::Landed>;
+  void end_piece(const PullPtr& pull, std::size_t item, LandedChunks& landed);
   void close(const Piece& piece, const std::vector<bool>& ok, const Completion& end);  // `ok` is indexed by range
   void fail(const Piece& piece, ErrorCode code, const std::string& what) {
     close(piece, std::vector<bool>(piece.ranges.size(), false), {{}, code, what});
@@ -119,7 +140,8 @@ class Puller {
   const SendOutcome& send_;
   FramePaths frame_paths_{parts_, peers_};
   std::map<TransferId, Piece> running_;
-  std::vector<Piece> waiting_;  // pieces to submit again, because the transport was full
+  std::map<std::uint64_t, PullPtr> growing_;  // [pull] pulls in progress with growing chunks
+  std::vector<Piece> waiting_;                // pieces to submit again, because the transport was full
   std::map<ChunkRef, std::pair<PullPtr, std::size_t>> landing_;
   SlotsWritten written_;  // copies to slots that have ended since the last progress()
 };

@@ -1,7 +1,6 @@
 #include "connector/runtime/worker/pusher.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "connector/runtime/links/node_wire.h"
 #include "transport/base/checksum.h"
@@ -72,6 +71,29 @@ void Pusher::reached_frame(const SaveItem& save) {
   wake_();
 }
 
+void Pusher::begins_layers(const SaveItem& save) {
+  {
+    const std::lock_guard lock(mutex_);
+    item_of(save.push, save.push_index, save.chunk, save.num_tokens);
+  }
+  wake_();
+}
+
+void Pusher::layers_in_frames(const FrameLayers& saved, const SendOutcome& send) {
+  const std::set<ChunkRef> chunks(saved.chunks.begin(), saved.chunks.end());
+  std::vector<LayersSaved> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, push] : pushes_) {
+      LayersSaved told{id, parts_.core.rank(), {}, saved.done, saved.of};
+      for (const auto& [index, item] : push.items)
+        if (chunks.contains(item.chunk)) told.indices.push_back(index);
+      if (!told.indices.empty()) all.push_back(std::move(told));
+    }
+  }
+  for (const LayersSaved& told : all) send(seal(told.push, told));
+}
+
 void Pusher::saved(const SaveItem& save, bool ok, std::uint64_t checksum) {
   {
     const std::lock_guard lock(mutex_);
@@ -93,11 +115,8 @@ Pusher::Item& Pusher::item_of(std::uint64_t push, std::uint32_t index, ChunkRef 
 }
 
 CopyRange Pusher::layers(const Item& item, std::uint32_t first, std::uint32_t end) const {
-  const auto bytes_of = [&](std::uint32_t from, std::uint32_t to) {
-    const auto begin = parts_.layer_bytes.begin();
-    return item.num_tokens * std::accumulate(begin + from, begin + to, std::uint64_t{0});
-  };
-  return {item.chunk.slot * parts_.slot_bytes + bytes_of(0, first), bytes_of(0, first), bytes_of(first, end)};
+  const auto [offset, bytes] = parts_.layers(item.num_tokens, first, end);
+  return {item.chunk.slot * parts_.slot_bytes + offset, offset, bytes};
 }
 
 /// Returns how many layers may be sent. The last layer is sent after the save has ended, because sending it ends the

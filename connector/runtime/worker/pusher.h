@@ -38,6 +38,12 @@ class Pusher {
   /// Submits again the transfers for which the transport had no room, and sends the outcomes. Returns true if an
   /// outcome was sent.
   bool progress(const SendOutcome& send);
+  /// Tells the scheduler node which parts of chunks' layers the store has in frames; `saved.done` of `saved.of` parts.
+  struct FrameLayers {
+    std::vector<ChunkRef> chunks;
+    std::uint32_t done = 0, of = 0;
+  };
+  void layers_in_frames(const FrameLayers& saved, const SendOutcome& send);
   /// Returns true if a transfer has to be retried. Nothing wakes the service thread for the retry, so progress() has to
   /// be called soon.
   bool is_waiting() const;
@@ -48,6 +54,8 @@ class Pusher {
   /// Reports that the chunk is complete in a frame, and still being copied to its slot. If the other node has granted
   /// no slot, because it pulls the chunk, the push of the chunk ends here.
   void reached_frame(const SaveItem& item);
+  /// Reports that the chunk is about to be packed into a frame layer by layer; layers_in_frames() follows.
+  void begins_layers(const SaveItem& item);
   /// Reports the end of the save; `ok` is true if the whole chunk is in its slot.
   void saved(const SaveItem& item, bool ok, std::uint64_t checksum);
 

@@ -24,6 +24,7 @@ int ServiceLoop::turn(std::vector<pollfd>& fds) {
   bool busy = take_orders();
   busy |= take_completions();
   busy |= take_landed();
+  busy |= take_layers();
   busy |= pusher_.progress(send_);
   busy |= slots_.progress();
   busy |= hasher_.progress();
@@ -32,7 +33,8 @@ int ServiceLoop::turn(std::vector<pollfd>& fds) {
   if (busy) return 0;
   fds.push_back({socket_->fd(), POLLIN, 0});
   fds.push_back({parts_.transport.event_fd(), POLLIN, 0});
-  const bool is_short = puller_.is_landing() || pusher_.is_waiting() || slots_.is_waiting();
+  const bool is_short =
+      puller_.is_landing() || pusher_.is_waiting() || slots_.is_waiting() || parts_.store.is_saving_layers();
   return is_short ? 1 : puller_.is_busy() ? 20 : 200;
 }
 
@@ -50,6 +52,7 @@ bool ServiceLoop::take_orders() {
     scheduler_ = std::move(message->sender);
     std::visit(Overloaded{
                    [&](PullOrder& pull) { puller_.start(std::move(pull)); },
+                   [&](const PullProgress& pull) { puller_.grow(pull); },
                    [&](ChecksumOrder& checksums) { hasher_.start(std::move(checksums)); },
                    [&](PushOrder& push) { pusher_.set_target(std::move(push)); },
                    [&](const PushStart& push) { pusher_.start(push); },
@@ -67,8 +70,9 @@ bool ServiceLoop::take_orders() {
 void ServiceLoop::pin_frames(const FramePinOrder& order) {
   constexpr std::int64_t kTimeoutMaxMs = 24 * 3600 * 1000;
   const TimeNs timeout = std::clamp<std::int64_t>(order.timeout_ms, 0, kTimeoutMaxMs) * kMillisecond;
-  FramePinOutcome outcome{order.lease, order.rank,
-                          parts_.store.pin_frames(order.lease, order.chunks, parts_.clock.now() + timeout)};
+  FramePinOutcome outcome{
+      order.lease, order.rank,
+      parts_.store.pin_frames(order.lease, order.chunks, parts_.clock.now() + timeout, order.are_growing)};
   send_(seal(order.lease, outcome));
 }
 
@@ -86,6 +90,15 @@ bool ServiceLoop::take_landed() {
   for (const ChunkStore::Landed& chunk : landed)
     if (!puller_.landed(chunk)) slots_.landed(chunk);
   return !landed.empty();
+}
+
+bool ServiceLoop::take_layers() {
+  const std::vector<ChunkStore::SavedLayers> saved = parts_.store.take_layers();
+  const auto num_layers = static_cast<std::uint32_t>(parts_.layer_bytes.size());
+  for (const ChunkStore::SavedLayers& layers : saved)
+    pusher_.layers_in_frames({layers.chunks, layers.num_layers * parts_.layer_groups / num_layers, parts_.layer_groups},
+                             send_);
+  return !saved.empty();
 }
 
 }  // namespace kvferry

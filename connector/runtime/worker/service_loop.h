@@ -35,6 +35,7 @@ class ServiceLoop {
   void pin_frames(const FramePinOrder& order);
   bool take_completions();
   bool take_landed();
+  bool take_layers();
 
   WorkerParts parts_;
   TransportPeers peers_{parts_.transport, parts_.clock};

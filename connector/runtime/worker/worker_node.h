@@ -55,14 +55,19 @@ class WorkerNode {
   /// Called before the forward pass, or after it if all loads are asynchronous. Unpacks the chunks that the step's
   /// requests load. Does nothing with a GPU.
   void load(DeviceStream stream = nullptr);
-  /// Returns true if the blocks are in host memory and the step's plan has saves that are pushed layer by layer.
+  /// Returns true if the step's plan has saves that are pushed layer by layer. With a GPU: if push_layers is set, and
+  /// chunks are pushed at all.
   bool wants_layers() const { return wants_layers_; }
   /// Called in the forward pass when a layer's KV is in its blocks, for the layers in the order of KvLayout::layers.
-  /// Packs this layer of the chunks that are pushed.
-  void save_layer(std::uint32_t layer);
+  /// Packs this layer of the chunks that are pushed; with a GPU, all of the step's chunks, at the end of each group of
+  /// layers.
+  void save_layer(std::uint32_t layer, DeviceStream stream = nullptr);
   /// Called after the forward pass. Packs the chunks of the plan's saves_after. With a GPU, a later step may report
   /// these saves.
-  void save(DeviceStream stream = nullptr) { save_all(std::exchange(plan_.saves_after, {}), stream); }
+  void save(DeviceStream stream = nullptr) {
+    wants_layers_ = false;
+    save_all(std::exchange(plan_.saves_after, {}), stream);
+  }
 
   /// Returns the report for the scheduler, nullopt if there is nothing to report.
   std::optional<std::string> take_report();
@@ -82,6 +87,7 @@ class WorkerNode {
       : options_(std::move(options)), pool_(std::move(pool)), core_(options_.rank, num_slots) {}
   void choose_gpu_pool();
   Result<std::unique_ptr<ChunkStore>> make_store();
+  void save_layer_on_gpu(std::uint32_t layer, DeviceStream stream);
   void save_all(const std::vector<SaveJob>& jobs, DeviceStream stream);
   void take_saved();
   void begin_loads(DeviceStream stream);
@@ -102,6 +108,7 @@ class WorkerNode {
   std::string hello_;
   StepPlan plan_;                        // plan of the current step
   bool wants_layers_ = false;            // the result of wants_layers()
+  std::uint32_t layers_done_ = 0;        // with a GPU: number of layers for which save_layer() was called in this step
   std::set<ChunkRef> begun_;             // saves of this step that save_layer() has begun
   std::map<ChunkRef, SaveItem> pushed_;  // saves in progress that are pushed to another node
   std::vector<BlockId> failed_blocks_;

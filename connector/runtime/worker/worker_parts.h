@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,7 +54,17 @@ struct WorkerParts {
   std::uint64_t slot_bytes = 0;
   std::uint64_t bytes_per_token = 0;
   std::vector<std::uint64_t> layer_bytes;  // [layer] number of bytes of a token, in the order of the chunk
+  std::uint32_t layer_groups = 0;          // ConnectorConfig::push_layers
 
+  struct ByteRange {
+    std::uint64_t offset = 0, bytes = 0;
+  };
+  /// Returns the bytes of layers [first, end) in a chunk.
+  ByteRange layers(std::uint32_t num_tokens, std::uint32_t first, std::uint32_t end) const {
+    const auto begin = layer_bytes.begin();
+    return {num_tokens * std::accumulate(begin, begin + first, std::uint64_t{0}),
+            num_tokens * std::accumulate(begin + first, begin + end, std::uint64_t{0})};
+  }
   /// Returns true if the pool has this slot and a chunk of that many tokens fits into the slot.
   bool fits(ChunkRef chunk, std::uint32_t num_tokens) const {
     return num_tokens * bytes_per_token <= slot_bytes && chunk.slot < pool.size() / slot_bytes;

@@ -80,6 +80,23 @@ TEST_F(FramesOfLeases, AreAlsoThoseThatAreBeingCopiedToTheirSlotsOnceTheyAreVeri
   EXPECT_EQ(num_free(), 4u);
 }
 
+TEST_F(FramesOfLeases, AreThoseOfGrowingChunksForWhoKnowsThatTheyGrow) {
+  table_.drop_slot(0);
+  const auto saved = table_.reserve({0, 2}, FrameState::kGathering, "x").value();
+  const auto landing = table_.reserve({9, 1}, FrameState::kLanding, "x").value();
+  const auto leased = [&](bool is_growing) {
+    return leased_.begin(7, std::vector<ChunkRef>{{0, 2}, {9, 1}}, 100, {is_growing, is_growing});
+  };
+  EXPECT_THAT(leased(false), ElementsAre(kNoFrame, kNoFrame));
+  EXPECT_THAT(leased(true), ElementsAre(saved.frame.frame, kNoFrame)) << "a landing is no save";
+  table_.drop(saved.frame);  // the save has failed
+  table_.unpin(saved.pin);
+  table_.unpin(landing.pin);
+  EXPECT_EQ(num_free(), 2u) << "a reader may be reading it";
+  leased_.end(7);
+  EXPECT_EQ(num_free(), 3u);
+}
+
 TEST_F(FramesOfLeases, KeepTheirBytesWhenTheSlotGetsAnotherChunk) {
   const std::uint32_t frame = leased_.begin(7, std::vector<ChunkRef>{{2, 1}}, 100).at(0);
   table_.drop_slot(2);

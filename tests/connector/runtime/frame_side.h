@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -46,15 +47,8 @@ struct Side {
     const std::uint64_t bytes = options.num_frames * ((engine.chunk_bytes() + 255) / 256 * 256);
     store =
         make_gpu_store(std::move(parts), {make_sim_gpu(device), bytes, true, 30 * kSecond, clock, *transport}).value();
-    loop = ServiceLoop::start({*transport,
-                               *store,
-                               core,
-                               clock,
-                               pool.span(),
-                               region,
-                               engine.chunk_bytes(),
-                               engine.chunk_bytes() / kTokens,
-                               {engine.chunk_bytes() / kTokens}})
+    loop = ServiceLoop::start({*transport, *store, core, clock, pool.span(), region, engine.chunk_bytes(),
+                               engine.chunk_bytes() / kTokens, layer_bytes(), num_layers()})
                .value();
     link = ClientSocket::connect(loop->endpoint()).value();
   }
@@ -64,6 +58,25 @@ struct Side {
     transport->shutdown();
   }
 
+  /// Returns the bytes of a token in each layer.
+  std::vector<std::uint64_t> layer_bytes() const {
+    std::vector<std::uint64_t> bytes;
+    for (const KvLayout& layout : engine.layouts())
+      bytes.insert(bytes.end(), layout.layers.size(), layout.bytes_per_token() / layout.layers.size());
+    return bytes;
+  }
+  std::uint32_t num_layers() const { return static_cast<std::uint32_t>(layer_bytes().size()); }
+
+  /// Packs the first `layers` layers of a save of new KV as this chunk, a chunk of push `push`. grow() packs more, and
+  /// try_save() with the same seed ends the save.
+  void begin_growth(ChunkRef chunk, std::uint32_t seed, std::uint64_t push, std::uint32_t layers = 1) {
+    for (const BlockId block : {3, 4}) engine.overwrite(block, seed);
+    loop->pusher().begins_layers({chunk, 0, kTokens, push, 0});
+    grow(chunk, layers);
+  }
+  void grow(ChunkRef chunk, std::uint32_t layers) {
+    in_step([&] { store->save_layers({save_job("r", chunk, {3, 4}, kTokens)}, layers, engine.stream()); });
+  }
   /// Saves new KV as this chunk. Returns its bytes, nullopt if the save failed. If not `waits_for_slot`, returns when
   /// the chunk is complete in a frame; wait_saved() must then follow if it is in `unsaved`.
   std::optional<std::vector<std::byte>> try_save(ChunkRef chunk, std::uint32_t seed, bool waits_for_slot = true) {
@@ -115,11 +128,16 @@ struct Side {
     call();
     num_waits_in_steps += device->num_host_waits() - before;
   }
-  /// Receives a message of the worker. What it says of written slots is kept for wait_written().
+  /// Receives a message of the worker. What it says of written slots is kept for wait_written(), and
+  /// what it says of layers for next_layers().
   std::optional<Envelope> receive() {
     const auto bytes = link->receive();
     if (!bytes) return std::nullopt;
     Envelope envelope = decode<Envelope>(*bytes, "message").value();
+    if (envelope.type == kMessageType<LayersSaved>) {
+      told_layers.push_back(decode<LayersSaved>(envelope.body, "saved layers").value());
+      return std::nullopt;
+    }
     if (envelope.type != kMessageType<SlotsWritten>) return envelope;
     const SlotsWritten told = decode<SlotsWritten>(envelope.body, "written slots").value();
     for (std::size_t i = 0; i < told.chunks.size(); ++i)
@@ -152,8 +170,22 @@ struct Side {
     }
     throw std::runtime_error("an order has no outcome");
   }
-  std::vector<std::uint32_t> lease(std::uint64_t number, std::vector<ChunkRef> chunks, std::int64_t ttl_ms = 60'000) {
-    return ask<FramePinOutcome>(FramePinOrder{number, 0, ttl_ms, std::move(chunks)}).frames;
+  /// Returns the next message about layers in frames, nullopt if none comes for so long.
+  std::optional<LayersSaved> next_layers(int timeout_ms = 10'000) {
+    for (int waited = 0; told_layers.empty() && waited < timeout_ms; waited += 5) {
+      if (receive()) throw std::runtime_error("a message comes that was not asked for");
+      if (told_layers.empty()) ::poll(nullptr, 0, 5);
+    }
+    if (told_layers.empty()) return std::nullopt;
+    LayersSaved first = told_layers.front();
+    told_layers.pop_front();
+    return first;
+  }
+  std::vector<std::uint32_t> lease(std::uint64_t number, std::vector<ChunkRef> chunks, std::int64_t ttl_ms = 60'000,
+                                   bool are_growing = false) {
+    FramePinOrder order{number, 0, ttl_ms, std::move(chunks)};
+    order.are_growing.assign(order.chunks.size(), are_growing);
+    return ask<FramePinOutcome>(order).frames;
   }
   std::span<std::byte> slot(std::uint32_t index) {
     return pool.span().subspan(index * engine.chunk_bytes(), engine.chunk_bytes());
@@ -191,9 +223,10 @@ struct Side {
   SharedWorkerCore core{0, kSlots};
   std::unique_ptr<ServiceLoop> loop;
   std::unique_ptr<ClientSocket> link;
-  std::map<ChunkRef, bool> written;  // pulled chunks whose copy to the slot has ended; true: well
-  std::map<ChunkRef, bool> saved;    // saved chunks of which nobody has asked yet whether they are in their slots
-  std::set<ChunkRef> unsaved;        // saved chunks that are in a frame, and not in their slots yet
+  std::map<ChunkRef, bool> written;     // pulled chunks whose copy to the slot has ended; true: well
+  std::map<ChunkRef, bool> saved;       // saved chunks of which nobody has asked yet whether they are in their slots
+  std::set<ChunkRef> unsaved;           // saved chunks that are in a frame, and not in their slots yet
+  std::deque<LayersSaved> told_layers;  // what the worker has told, for next_layers()
   std::uint64_t num_waits_in_steps = 0;
 };
 

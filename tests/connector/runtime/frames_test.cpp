@@ -342,6 +342,101 @@ TEST_F(FramePulls, APushOfWhatIsPulledEndsWhenTheChunkIsInItsFrameAndNotOnceMore
   EXPECT_TRUE(holder_->lease(9, {}).empty()) << "this is the next answer";
 }
 
+/// Pulls of a chunk whose layers the holder packs meanwhile.
+class GrowingPulls : public FramePulls {
+ protected:
+  GrowingPulls() { start({.has_unlike_layers = true}, {.has_unlike_layers = true}); }
+  /// Lets the holder pack the first layer, and the reader begin the pull.
+  void begin(std::int64_t timeout_ms = 10'000) {
+    holder_->lease(6, {});  // a worker tells nothing before it has got an order
+    holder_->begin_growth({0, 1}, 100, 3);
+    const LayersSaved told = holder_->next_layers().value();
+    EXPECT_EQ(told.push, 3u);
+    EXPECT_THAT(told.indices, ElementsAre(0u));
+    EXPECT_EQ(told.done, 1u);
+    EXPECT_EQ(told.of, holder_->num_layers());
+    const std::uint32_t frame = holder_->lease(7, {{0, 1}}, 60'000, true).at(0);
+    EXPECT_NE(frame, kNoFrame);
+    PullOrder order = reader_->order_from(*holder_, 1);
+    order.timeout_ms = timeout_ms;
+    order.items.push_back({{0, 1}, {0, 1}, kTokens, {}, {}, {frame}, true, true});
+    reader_->send(order);
+    tell(1);
+  }
+  void tell(std::uint32_t done) { reader_->send(PullProgress{1, {0}, done, holder_->num_layers(), false, {}}); }
+  void settle(std::vector<std::uint64_t> checksums) {
+    reader_->send(PullProgress{1, {0}, 0, 0, true, std::move(checksums)});
+  }
+  std::vector<std::byte> end_save() { return holder_->try_save({0, 1}, 100, false).value(); }
+};
+
+TEST_F(GrowingPulls, TakeEachLayerWhenItIsToldAndEndWithTheChecksumOfTheWholeChunk) {
+  begin();
+  holder_->grow({0, 1}, 3);
+  EXPECT_EQ(holder_->next_layers().value().done, 3u);
+  tell(3);
+  ::poll(nullptr, 0, 50);
+  EXPECT_FALSE(reader_->receive()) << "the chunk is not complete";
+  const std::vector<std::byte> bytes = end_save();
+  settle({chunk_checksum(bytes)});
+  const auto done = reader_->next<PullOutcome>();
+  EXPECT_THAT(done.ok, ElementsAre(true)) << done.what;
+  EXPECT_THAT(done.in_frames, ElementsAre(true));
+  EXPECT_EQ(done.num_in_frames, 1u);
+  EXPECT_TRUE(reader_->core.loadable({0, 1}));
+  EXPECT_TRUE(reader_->wait_written({0, 1}));
+  EXPECT_TRUE(std::ranges::equal(reader_->slot(0), bytes));
+  EXPECT_EQ(holder_->num_waits_in_steps, 0u);
+}
+
+TEST_F(GrowingPulls, DropAChunkWithAnotherChecksum) {
+  begin();
+  settle({chunk_checksum(end_save()) + 1});
+  EXPECT_THAT(reader_->next<PullOutcome>().ok, ElementsAre(false));
+  EXPECT_FALSE(reader_->core.loadable({0, 1}));
+}
+
+TEST_F(GrowingPulls, DropAChunkThatIsReadBeforeItIsThere) {
+  begin();
+  settle({chunk_checksum(reader_->engine.expected({0, kTokens, std::vector<std::vector<BlockId>>{{3, 4}}}))});
+  EXPECT_THAT(reader_->next<PullOutcome>().ok, ElementsAre(false)) << "the other layers were not packed";
+  end_save();
+}
+
+TEST_F(GrowingPulls, DropAChunkThatTheHolderCouldNotSave) {
+  begin();
+  settle({});
+  EXPECT_THAT(reader_->next<PullOutcome>().ok, ElementsAre(false));
+  end_save();
+}
+
+TEST_F(GrowingPulls, EndAtTheirDeadlineIfTheHolderIsGone) {
+  begin(100);
+  EXPECT_THAT(reader_->next<PullOutcome>().ok, ElementsAre(false));
+  settle({1});  // comes too late
+  EXPECT_EQ(reader_->core.locked([](const WorkerCore& core) { return core.num_pulls(); }), 0u);
+  end_save();
+}
+
+TEST_F(GrowingPulls, IgnoreWhatFitsNoPull) {
+  begin();
+  reader_->send(PullProgress{1, {5}, 1, 4, false, {}});
+  reader_->send(PullProgress{1, {0}, 1, 0, false, {}});
+  reader_->send(PullProgress{1, {0}, 5, 4, false, {}});
+  reader_->send(PullProgress{2, {0}, 1, 4, false, {}});
+  const std::vector<std::byte> bytes = end_save();
+  settle({chunk_checksum(bytes)});
+  EXPECT_THAT(reader_->next<PullOutcome>().ok, ElementsAre(true));
+  EXPECT_TRUE(reader_->wait_written({0, 1}));
+}
+
+TEST_F(GrowingPulls, AreRefusedWhereTheyHaveNoFrame) {
+  PullOrder order = reader_->order_from(*holder_, 1);
+  order.items.push_back({{0, 1}, {0, 1}, kTokens, {}, {}, {kNoFrame}, true, true});
+  order.items.push_back({{1, 1}, {1, 1}, kTokens, {}, {}, {}, false, true});
+  EXPECT_THAT(reader_->ask<PullOutcome>(order).ok, ElementsAre(false, false));
+}
+
 // ---- the scheduler node's part ----
 class AnswersWithFrames : public ::testing::Test {
  protected:

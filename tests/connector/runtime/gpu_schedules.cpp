@@ -1,9 +1,10 @@
 // Runs random schedules of two workers with GPUs: gpu_schedules N [FIRST_SEED]
 //
 // One worker saves, evicts, resets and leases chunks; the other pulls them from frame to frame or from slot to slot,
-// and loads them into blocks. Chunks of announced pushes are pulled one by one, while others are saved. In every third
-// pair the model's layers are unlike. Both GPUs are simulated: their work runs late and in an unusual order, and they
-// refuse calls. Whatever is reported as good is compared byte by byte. Exit 0 only if nothing is wrong.
+// and loads them into blocks. Chunks of announced pushes are pulled one by one, while others are saved, or layer by
+// layer while they are saved. In every third pair the model's layers are unlike. Both GPUs are simulated: their work
+// runs late and in an unusual order, and they refuse calls. Whatever is reported as good is compared byte by byte. Exit
+// 0 only if nothing is wrong.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -20,7 +21,8 @@ namespace {
 /// nothing.
 struct Tally {
   std::uint64_t wrong_bytes = 0, waits = 0, in_frames = 0, past_frames = 0, dropped = 0, loaded = 0, save_failures = 0,
-                loaded_early = 0, pushed = 0, pushed_in_frames = 0, pushed_early = 0, unlike = 0;
+                loaded_early = 0, pushed = 0, pushed_in_frames = 0, pushed_early = 0, grown = 0, grown_wrong = 0,
+                unlike = 0;
 };
 
 class Pair {
@@ -38,7 +40,7 @@ class Pair {
     random_.seed(seed);
     for (int i = 0; i < 12; ++i) {
       if (below(24) == 0) (below(2) ? holder_ : reader_).device->refuse_after(static_cast<int>(below(10)), 1);
-      switch (below(6)) {
+      switch (below(7)) {
         case 0:
         case 1:
           save(below(kSlots));
@@ -51,6 +53,9 @@ class Pair {
           break;
         case 4:
           push();
+          break;
+        case 5:
+          grow();
           break;
         default:
           pull();
@@ -153,6 +158,46 @@ class Pair {
     wait_saved();
     if (below(2) == 0) wait_written();
   }
+  /// Saves a chunk in groups of layers. The reader pulls each group as soon as the holder tells of it; sometimes it is
+  /// told a wrong checksum, or that the save has failed.
+  void grow() {
+    wait_written();
+    wait_saved();
+    const std::uint32_t slot = below(kSlots), seed = static_cast<std::uint32_t>(random_());
+    const ChunkRef ref{slot, ++generation_};
+    const std::uint64_t push = ++pushes_, lease = kPushLeases + ++pulls_;
+    chunks_[slot] = {};
+    PullOrder order = reader_.order_from(holder_, pulls_);
+    std::uint32_t layers = 1 + below(holder_.num_layers() - 1);
+    holder_.lease(lease, {});  // a worker tells nothing before it has got an order
+    holder_.begin_growth(ref, seed, push, layers);
+    if (holder_.store->is_saving_layers()) {
+      holder_.told_layers.clear();
+      if (const auto told = holder_.next_layers(200)) {
+        const std::uint32_t frame = holder_.lease(lease, {ref}, 60'000, true).at(0);
+        order.items.push_back({ref, {0, pulls_}, kTokens, {}, {}, {frame}, true, true});
+        if (frame != kNoFrame) reader_.send(order);
+        reader_.send(PullProgress{pulls_, {0}, told->done, told->of, false, {}});
+        if (frame == kNoFrame) order.items.clear();
+      }
+    }
+    if (below(2) == 0 && layers + 1 < holder_.num_layers()) holder_.grow(ref, ++layers);
+    const auto bytes = holder_.try_save(ref, seed, below(2) == 0);
+    if (!bytes) ++tally_.save_failures;
+    if (bytes) chunks_[slot] = Chunk{ref, *bytes};
+    if (!order.items.empty()) {
+      const bool is_wrong = bytes && below(4) == 0;
+      if (bytes) order.items[0].checksums = {chunk_checksum(*bytes) + (is_wrong ? 1 : 0)};
+      reader_.send(PullProgress{pulls_, {0}, 0, 0, true, order.items[0].checksums});
+      const auto done = reader_.next<PullOutcome>();
+      if (done.ok[0] && (is_wrong || !bytes)) ++tally_.wrong_bytes;
+      tally_.grown += done.ok[0] ? 1 : 0;
+      tally_.grown_wrong += is_wrong ? 1 : 0;
+      if (bytes) take_pulled(done, order.items[0], 0, *bytes);
+    }
+    if (!holder_.link->send(seal(1, FrameUnpin{{lease}}))) std::abort();
+    wait_saved();
+  }
   /// Waits until what was saved into frames is in its slots.
   void wait_saved() {
     for (Chunk& chunk : chunks_) {
@@ -215,7 +260,7 @@ class Pair {
   std::vector<Chunk> chunks_;  // [slot of the holder]
   std::vector<Chunk> leased_;
   std::vector<std::pair<PullItem, std::vector<std::byte>>> unwritten_;  // chunks in frames, on their way to their slots
-  std::uint64_t generation_ = 0, lease_ = 0, pulls_ = 0, wrong_tokens_ = 0;
+  std::uint64_t generation_ = 0, lease_ = 0, pulls_ = 0, pushes_ = 0, wrong_tokens_ = 0;
 };
 
 }  // namespace
@@ -237,6 +282,8 @@ int main(int argc, char** argv) {
   std::printf(
       "%lu chunks pulled as they were announced, %lu of them from frame to frame, %lu before they were in a slot\n",
       tally.pushed, tally.pushed_in_frames, tally.pushed_early);
+  std::printf("%lu chunks pulled layer by layer while they were saved; %lu with a wrong checksum\n", tally.grown,
+              tally.grown_wrong);
   std::printf(
       "%lu chunks from frame to frame, %lu past frames, %lu dropped, %lu loaded, %lu of them early, %lu of them with "
       "unlike layers, %lu saves "
@@ -246,7 +293,7 @@ int main(int argc, char** argv) {
       tally.save_failures, num_schedules, tally.wrong_bytes, tally.waits);
   const bool has_all = tally.in_frames > 0 && tally.past_frames > 0 && tally.dropped > 0 && tally.loaded > 0 &&
                        tally.loaded_early > 0 && tally.unlike > 0 && tally.pushed > 0 && tally.pushed_in_frames > 0 &&
-                       tally.pushed_early > 0;
+                       tally.pushed_early > 0 && tally.grown > 0 && tally.grown_wrong > 0;
   if (num_schedules >= 100 && !has_all) std::puts("too little happened: something is wrong with the schedules");
   return tally.wrong_bytes == 0 && tally.waits == 0 && (num_schedules < 100 || has_all) ? 0 : 1;
 }

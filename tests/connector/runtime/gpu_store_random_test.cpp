@@ -1,8 +1,9 @@
 // Runs thousands of schedules on a GPU whose work runs late. The engine overwrites blocks right after it has saved
 // them, gives blocks that it has just read or written to a load, and reads them as soon as the load is reported. "The
 // network" reads slots as soon as they are reported, and writes where it may land. What was saved or has landed in a
-// frame is loaded from it before it is in its slot, too. In every third schedule the model's layers are unlike. Every
-// byte is compared. Code that does not order its work by events, or does not fence it, fails for some seed.
+// frame is loaded from it before it is in its slot, too. Some saves are packed by groups of layers, and some landings
+// are verified by the store. In every third schedule the model's layers are unlike. Every byte is compared. Code that
+// does not order its work by events, or does not fence it, fails for some seed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +25,8 @@ struct Faults {
 /// Events that must have happened at least once in all walks of a kind, because otherwise the walks prove nothing.
 struct Tally {
   std::uint64_t saved = 0, save_failed = 0, loaded = 0, corrupt = 0, load_failed = 0, landed = 0, land_failed = 0,
-                fenced = 0, refused_slots = 0, shared_loads = 0, early_loads = 0, saved_early = 0;
+                fenced = 0, refused_slots = 0, shared_loads = 0, early_loads = 0, saved_early = 0, layers_read = 0,
+                spoiled = 0;
 };
 
 class Walk {
@@ -63,6 +65,7 @@ class Walk {
     bool is_damaged = false;
     ChunkStore::Place place;  // where the chunk lands
     std::size_t written = 0;  // number of the chunk's bytes that have arrived
+    bool is_spoiled = false;  // true if wrong bytes have arrived, which the store must notice
     bool is_told = false;     // true after landed() was called for this landing
     std::uint32_t loads = 0;  // loads of the chunk that are in flight
   };
@@ -125,11 +128,40 @@ class Walk {
       saved.checksum = chunk_checksum(saved.bytes);
     }
     if (jobs.empty()) return;
+    for (std::uint32_t end = 1 + below(3); below(2) == 0; end += 1 + below(2)) {
+      test_.store->save_layers(jobs, end, test_.engine.stream());
+      for (std::uint32_t steps = below(20); steps > 0; --steps) test_.device->step();
+      read_layers();
+    }
     test_.save(jobs);
     // The forward pass of the next step overwrites the blocks.
     for (const SaveJob& job : jobs)
       for (const BlockId block : job.block_ids[0])
         if (below(2) == 0) test_.engine.overwrite(block, random_());
+  }
+
+  /// Reads layers as soon as they are told, as a peer does.
+  void read_layers() {
+    for (const ChunkStore::SavedLayers& told : test_.store->take_layers()) {
+      const std::vector<std::uint32_t> pinned = test_.store->pin_frames(
+          ++leases_, told.chunks, test_.clock.now() + kSecond, std::vector<bool>(told.chunks.size(), true));
+      for (std::size_t i = 0; i < pinned.size(); ++i) {
+        const Slot& slot = slots_[told.chunks[i].slot];
+        if (pinned[i] == kNoFrame || !test_.store->frames() || told.chunks[i] != ref(told.chunks[i].slot)) continue;
+        const std::byte* const frame =
+            test_.book.base(test_.store->frames()->region) + pinned[i] * test_.store->frames()->frame_bytes;
+        std::uint64_t bytes = 0;
+        std::uint32_t layers = told.num_layers;
+        for (const KvLayout& layout : test_.engine.layouts()) {
+          const auto some = std::min<std::uint32_t>(layers, static_cast<std::uint32_t>(layout.layers.size()));
+          bytes += slot.tokens * layout.bytes_per_token() / layout.layers.size() * some;
+          layers -= some;
+        }
+        ASSERT_TRUE(std::equal(frame, frame + bytes, slot.bytes.begin())) << "layers were told too early";
+        tally_.layers_read += 1;
+      }
+      test_.store->unpin_frames(leases_);
+    }
   }
 
   void load() {
@@ -208,12 +240,19 @@ class Walk {
       const bool is_lost = below(10) == 0;
       if (!is_lost && slot.written < slot.bytes.size()) continue;
       slot.is_told = true;
-      landed.push_back({ref(i), !is_lost, slot.checksum});
+      const bool is_in_frame = test_.store->frames() && slot.place.region == test_.store->frames()->region;
+      const bool is_verified = !is_in_frame || below(2) == 0;
+      slot.is_spoiled = faults_.damage_in > 0 && !is_lost && !is_verified && below(5) == 0;
+      if (slot.is_spoiled)
+        test_.book.base(slot.place.region)[slot.place.offset + below(slot.bytes.size())] ^= std::byte{1};
+      tally_.spoiled += slot.is_spoiled ? 1 : 0;
+      landed.push_back({ref(i), !is_lost, slot.checksum, false, is_verified});
     }
     if (!landed.empty()) test_.store->landed(landed);
   }
 
   void take_news() {
+    read_layers();
     for (const ChunkStore::Loaded& load : test_.store->take_loaded()) {
       judge_load(load.job, load.outcome);
       if (::testing::Test::HasFatalFailure()) return;
@@ -233,6 +272,7 @@ class Walk {
     for (const ChunkStore::Landed& done : test_.store->take_landed()) {
       Slot& slot = slots_[done.chunk.slot];
       ASSERT_TRUE(slot.is_told);
+      ASSERT_FALSE(done.ok && slot.is_spoiled);
       if (done.is_in_frame) {
         ASSERT_TRUE(done.ok && slot.state == State::kLanding && done.chunk == ref(done.chunk.slot));
         slot.state = State::kInFrame;
@@ -291,6 +331,7 @@ class Walk {
   Tally& tally_;
   TestStore test_;
   std::vector<Slot> slots_;
+  std::uint64_t leases_ = 0;
   std::set<BlockId> loading_;  // blocks of loads in flight
 };
 
@@ -316,6 +357,7 @@ class GpuStoreWalks : public ::testing::TestWithParam<StoreKind> {
     EXPECT_GT(tally.landed, 0u);
     EXPECT_EQ(tally.early_loads > 0, GetParam() != StoreKind::kGpuWithoutFrames);
     EXPECT_EQ(tally.saved_early > 0, GetParam() != StoreKind::kGpuWithoutFrames);
+    EXPECT_EQ(tally.layers_read > 0, GetParam() == StoreKind::kGpuWhereChunksLand);
     return tally;
   }
 };
@@ -342,6 +384,7 @@ TEST_P(GpuStoreWalks, WithAGpuThatIsLate) {
 TEST_P(GpuStoreWalks, WithMemoryThatLosesBitsAndAllElse) {
   const Tally tally = walk({.refusal_in = 9, .delay_in = 20, .damage_in = 15}, 300'000, 1500);
   EXPECT_GT(tally.corrupt, 0u);
+  EXPECT_EQ(tally.spoiled > 0, GetParam() == StoreKind::kGpuWhereChunksLand);
 }
 
 std::string schedule_name(const ::testing::TestParamInfo<StoreKind>& info) {

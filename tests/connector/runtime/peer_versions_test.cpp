@@ -69,6 +69,8 @@ TEST(PeerVersions, MessagesKeepTheirNumbersOnTheWire) {
   EXPECT_EQ(kMessageType<Revoked>, 12u);
   EXPECT_EQ(kMessageType<PushOutcome>, 16u);
   EXPECT_EQ(kMessageType<ChecksumOutcome>, 18u);
+  EXPECT_EQ(kMessageType<SlotsWritten>, 24u);
+  EXPECT_EQ(kMessageType<PushProgress>, 25u);
   EXPECT_EQ(encode(LeaseRelease{{5}}), encode(std::uint64_t{5}));
   EXPECT_EQ(encode(Revoked{Revocation{3, 1, {}}}), encode(Revocation{3, 1, {}}));
   EXPECT_EQ(unseal<PeerRequest>(Envelope{2, 99, 7, ""}).error().code, ErrorCode::kNotFound);
@@ -87,6 +89,23 @@ TEST(PeerVersions, AnOldNodesMessageIsReadAndOursCanBeReadByIt) {
   EXPECT_EQ(read->version, 2u);
   EXPECT_EQ(read->id, 9u);
   EXPECT_TRUE(decode<LeaseRequest>(read->body, "lease request"));
+}
+
+/// PushReply as the releases before announcements of layers send it.
+struct OldPushReply {
+  std::uint64_t reservation = 0;
+  std::string refused;
+  std::vector<std::uint8_t> verdicts;
+  KVFERRY_FIELDS(reservation, refused, verdicts);
+};
+
+TEST(PeerVersions, AnOldDecodeNodeGetsNoAnnouncementsOfLayers) {
+  const auto reply = decode<PushReply>(encode(OldPushReply{5, "", {3}}), "push reply");
+  ASSERT_TRUE(reply);
+  EXPECT_FALSE(reply->takes_layers);
+  PushReply ours{5, "", {3}};
+  ours.takes_layers = true;
+  EXPECT_TRUE(decode<OldPushReply>(encode(ours), "push reply")) << "it ignores what it does not know";
 }
 
 TEST(PeerVersions, AnOldNodeIsRefusedByASuccessorThatDroppedItsVersion) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <numeric>
 #include <thread>
@@ -297,6 +298,58 @@ TEST_F(PushesOfGpus, NeedNoSlotsOnceFramesWereReached) {
   one_->hold_copies_to_host(false);
   prefiller.settle();
   EXPECT_EQ(load(prefiller, new_request("again", tokens), 2), 16u);
+}
+
+TEST_F(PushesOfGpus, MoveLayersWhileTheLaterOnesAreComputed) {
+  TestNode prefiller(controller_.endpoint(), "prefill", "toy", R"(, "push_layers": 3)", one_),
+      decoder(controller_.endpoint(), "decode", "toy", "", other_);
+  const auto metric = [&](const char* name) { return decoder.scheduler->metrics().at(name); };
+  for (int number = 0; metric("pulled_in_frames_total") < 6 && number < 100; ++number) {
+    ASSERT_NO_FATAL_FAILURE(carry(prefiller, decoder, number));  // without hooks all layers move at once
+    std::this_thread::sleep_for(20ms);
+  }
+  prefiller.settle();
+  const double in_frames = metric("pulled_in_frames_total"), pulled = metric("pulled_chunks_total");
+  const double pulls = metric("pulls_total");
+  const auto tokens = prompt(17, 500'000);
+  before_save_ = 500ms;
+  std::atomic<bool> is_computed = false;
+  std::thread engine([&] {
+    prefill(prefiller, "p", tokens, 2, decoder.endpoint());
+    is_computed = true;
+  });
+  EXPECT_TRUE(eventually([&] { return is_computed || metric("pulls_total") > pulls; }));
+  EXPECT_FALSE(is_computed) << "the pull begins in the forward pass";
+  EXPECT_EQ(metric("pulled_chunks_total"), pulled) << "no chunk is complete";
+  engine.join();
+  EXPECT_TRUE(eventually([&] {
+    prefiller.step();
+    return metric("pulled_chunks_total") == pulled + 3 && prefiller.scheduler->metrics()["open_pushes"] == 0;
+  }));
+  EXPECT_EQ(metric("pulls_total"), pulls + 1) << "one lease and one pull for all chunks";
+  EXPECT_EQ(metric("pulled_in_frames_total"), in_frames + 3);
+  EXPECT_EQ(load(decoder, new_request("d", tokens), 2), 16u);
+  EXPECT_EQ(prefiller.scheduler->metrics()["push_failures_total"], 0);
+}
+
+TEST_F(PushesOfGpus, WhoseLayersComeInAnotherOrderMoveAtOnce) {
+  TestNode prefiller(controller_.endpoint(), "prefill", "toy", R"(, "push_layers": 64)", one_),
+      decoder(controller_.endpoint(), "decode", "toy", "", other_);
+  const auto tokens = prompt(17);
+  NewRequest made = new_request("p", tokens);
+  made.push_to = decoder.endpoint();
+  made.handoff = true;
+  prefiller.scheduler->add_request(made);
+  EXPECT_EQ(prefiller.lookup("p"), 0u);
+  prefiller.scheduler->allocated(made.id, 0, {kSomeBlocks});
+  prefiller.step({{{made.id, 0, 17, BlockTable{kSomeBlocks}}}, {}}, [&] {
+    prefiller.compute(kSomeBlocks, 0, 17, 1);
+    for (const std::uint32_t layer : {0, 2, 1, 1}) prefiller.worker->save_layer(layer);
+  });
+  EXPECT_FALSE(prefiller.worker->wants_layers());
+  prefiller.scheduler->finished(made.id, 17, {kSomeBlocks}, false);
+  prefiller.settle();
+  EXPECT_EQ(load(prefiller, new_request("again", tokens), 1), 16u);
 }
 
 TEST_F(PushesOfGpus, GoFromSlotToSlotWhereOneNodeHasNoFrames) {

@@ -57,12 +57,18 @@ BenchNode::~BenchNode() {
   gpu_.device->drop_stream(stream_);
 }
 
-void BenchNode::step(const StepInput& input, double* load_ms) {
+TimeNs BenchNode::step(const StepInput& input, double* load_ms, int layer_ms) {
   must(worker_->begin_step(scheduler_->build_step(input), stream_));
   const double ms = host_ms([&] { worker_->load(stream_); });
   if (load_ms != nullptr) *load_ms = ms;
+  for (std::uint32_t layer = 0; layer_ms > 0 && layer < PatternCache::kLayers; ++layer) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(layer_ms));
+    worker_->save_layer(layer, stream_);
+  }
+  const TimeNs forward_ended = SteadyClock().now();
   worker_->save(stream_);
   if (const auto report = worker_->take_report()) must(scheduler_->worker_report(*report));
+  return forward_ended;
 }
 
 std::uint32_t BenchNode::lookup(const RequestId& id, bool& is_async) {
@@ -90,7 +96,8 @@ std::uint32_t BenchNode::wait_for_pulled(std::uint32_t count) {
                                     std::exchange(pulled_in_frames_, now("pulled_in_frames_total")));
 }
 
-BenchNode::Prefilled BenchNode::prefill(std::uint64_t prompt, std::uint32_t num_tokens, const std::string& push_to) {
+BenchNode::Prefilled BenchNode::prefill(std::uint64_t prompt, std::uint32_t num_tokens, const std::string& push_to,
+                                        int layer_ms) {
   tokens_.resize(num_tokens);
   std::iota(tokens_.begin(), tokens_.end(), static_cast<std::int32_t>(prompt * num_tokens));
   cache_->write(blocks_, num_tokens, prompt);
@@ -106,11 +113,10 @@ BenchNode::Prefilled BenchNode::prefill(std::uint64_t prompt, std::uint32_t num_
   scheduler_->allocated(made.id, 0, {blocks_});
   FinishedRequest done;
   Prefilled result;
-  result.saved_ms = host_ms([&] {
-    step({{{made.id, 0, num_tokens, BlockTable{blocks_}}}, {}});
-    done = scheduler_->finished(made.id, num_tokens, {blocks_}, false);
-    while (scheduler_->has_unreported_saves()) step({});
-  });
+  result.forward_ended = step({{{made.id, 0, num_tokens, BlockTable{blocks_}}}, {}}, nullptr, layer_ms);
+  done = scheduler_->finished(made.id, num_tokens, {blocks_}, false);
+  while (scheduler_->has_unreported_saves()) step({});
+  result.saved_ms = static_cast<double>(SteadyClock().now() - result.forward_ended) / 1e6;
   KVFERRY_CHECK(done.handoff, "the prompt was not handed over");
   result.endpoint = endpoint();
   result.handoff = done.handoff_name;

@@ -39,11 +39,12 @@ class BenchNode {
   struct Prefilled {
     std::string endpoint, handoff;
     std::uint32_t num_tokens = 0;
-    double saved_ms = 0;  // from the end of the forward pass until other nodes may read all chunks
+    double saved_ms = 0;       // from the end of the forward pass until other nodes may read all chunks
+    TimeNs forward_ended = 0;  // SteadyClock's time of the end of the forward pass
   };
   /// Computes a prompt, whose KV is the pattern with this seed, and saves it. Only one at a time. `push_to`: endpoint
-  /// of the node to which it is pushed; empty: none.
-  Prefilled prefill(std::uint64_t prompt, std::uint32_t num_tokens, const std::string& push_to = {});
+  /// of the node to which it is pushed; empty: none. `layer_ms`: time that the forward pass takes for each layer.
+  Prefilled prefill(std::uint64_t prompt, std::uint32_t num_tokens, const std::string& push_to = {}, int layer_ms = 0);
 
   struct Loaded {
     std::uint32_t num_tokens = 0;        // tokens that were loaded: all but the last one, if all went well
@@ -63,8 +64,8 @@ class BenchNode {
 
  private:
   explicit BenchNode(std::uint32_t num_tokens_max);
-  /// Runs one step of the engine, without a forward pass.
-  void step(const StepInput& input, double* load_ms = nullptr);
+  /// Runs one step of the engine, whose forward pass does nothing but take time. Returns when that has ended.
+  TimeNs step(const StepInput& input, double* load_ms = nullptr, int layer_ms = 0);
   std::uint32_t lookup(const RequestId& id, bool& is_async);
 
   Gpu gpu_;
