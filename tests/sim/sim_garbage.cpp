@@ -127,7 +127,7 @@ void World::garbage(std::size_t index) {
       return core.pin_ordered(id, request.keys, some_time(), now());
     }
     case 6:
-      return core.evict_ordered(request.keys);
+      return evict(index, request.keys);
     case 7:
       return forge_push(index);
     default: {

@@ -160,7 +160,7 @@ void World::tell_hashed(std::size_t index) {
   for (const RunChecksums::Ready& ready : node.run_checksums->take_ready(now())) {
     tally_.unlike_damaged += ready.damaged.size();
     tally_.unlike_late += ready.num_late;
-    if (!ready.damaged.empty()) node.engine->core().evict_ordered(ready.damaged);
+    if (!ready.damaged.empty()) evict(index, ready.damaged);
     const auto answer = node.answers.extract(ready.asker.id);
     answer.mapped()(ready.answer);
   }

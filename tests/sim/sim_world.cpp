@@ -175,9 +175,16 @@ void World::trouble_node(std::size_t index) {
   Node& node = nodes_[index];
   if (dice_.chance(options_.preempts_all)) node.engine->preempt_all();
   if (dice_.chance(options_.resets_idle)) node.engine->reset_idle_cache();
-  if (dice_.chance(options_.sleeps)) node.engine->sleep();
-  if (dice_.chance(options_.updates)) node.engine->update_weights(now());
+  if (dice_.chance(options_.sleeps)) {
+    excuse_all_unpublished(index);
+    node.engine->sleep();
+  }
+  if (dice_.chance(options_.updates)) {
+    excuse_all_unpublished(index);
+    node.engine->update_weights(now());
+  }
   if (dice_.chance(options_.resets_connector)) {
+    excuse_all_unpublished(index);
     tally_.resets_connector += 1;
     node.engine->core().reset_cache();
   }
@@ -216,6 +223,26 @@ void World::step() {
   for (std::size_t i = 0; i < num_nodes(); ++i) step_node(i, 0.9);
 }
 
+/// Evicts chunks as an order does.
+void World::evict(std::size_t index, std::span<const ChunkKey> keys) {
+  SchedulerCore& core = nodes_[index].engine->core();
+  for (const ChunkKey& key : keys)
+    if (const ChunkPool::Slot* slot = core.pool().find(key)) excuse_unpublished(index, *slot);
+  core.evict_ordered(keys);
+}
+
+/// Excuses that the chunk in this slot gets lost. The core does not announce its eviction if some rank has the chunk in
+/// its frame only, because the chunk is not published then.
+void World::excuse_unpublished(std::size_t index, const ChunkPool::Slot& slot) {
+  if (slot.state == ChunkPool::State::kReady && !slot.is_complete())
+    to_chunk(&Tally::excused_evicted, index, slot.meta.key);
+}
+
+void World::excuse_all_unpublished(std::size_t index) {
+  const ChunkPool& pool = nodes_[index].engine->core().pool();
+  for (std::uint32_t i = 0; i < pool.num_slots(); ++i) excuse_unpublished(index, pool.slot(i));
+}
+
 /// Sends an order that a controller may send at any time, about chunks that some node has or had.
 void World::order(std::size_t index) {
   if (!nodes_[index].is_up) return;
@@ -248,8 +275,9 @@ void World::order(std::size_t index) {
     case 1:
       return core.unpin_ordered(pin);
     case 2:
-      return core.evict_ordered(keys);
+      return evict(index, keys);
     case 3:
+      excuse_all_unpublished(index);
       return core.reset_cache();
     default:
       return core.replicate_ordered({nodes_[from].endpoint, std::move(chunks), ttl, nodes_[from].member}, now());

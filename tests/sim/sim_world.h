@@ -196,6 +196,9 @@ class World {
 
   // sim_garbage.cpp
   void garbage(std::size_t node);
+  void evict(std::size_t node, std::span<const ChunkKey> keys);
+  void excuse_unpublished(std::size_t node, const ChunkPool::Slot& slot);
+  void excuse_all_unpublished(std::size_t node);
   void forge_push(std::size_t node);
   void settle_forged(std::size_t node, const PushReply& reply);
   std::vector<HolderOffer> garbage_offers();

@@ -73,8 +73,8 @@ class SchedulerNode {
   /// Takes in a report of a worker. Errors: kCorrupt if the bytes are not a report.
   Result<void> worker_report(std::string_view report);
   /// Pauses an engine that has only preparations, so that its steps, which do nothing but unpack what has arrived, do
-  /// not take a whole processor. Returns after 8 ms, or at the next message of another node or a worker. Once all chunks
-  /// are here, returns after 3 ms, since the prepared request is about to arrive.
+  /// not take a whole processor. Returns after 8 ms, or at the next message of another node or a worker. Once all
+  /// chunks are here, returns after 3 ms, since the prepared request is about to arrive.
   void rest();
   /// Returns true if a worker has not reported a save yet. The engine must then run more steps, even without requests,
   /// because reports come with steps.
