@@ -17,7 +17,6 @@ namespace kvferry {
 namespace {
 
 constexpr std::chrono::milliseconds kLookupPatience{2};  // limit on the time that lookups wait for answers, per step
-constexpr std::chrono::milliseconds kRest{8}, kShortRest{3};
 // Sizes of the flight recorder, which takes about 10 MB. A request has about a dozen events.
 constexpr std::uint32_t kRecordedEvents = 1 << 15, kRecordedRequests = 1 << 12;
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
@@ -196,11 +195,6 @@ Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
     shared_.changed.wait_for(lock, patience_left_);
     patience_left_ -= std::chrono::steady_clock::now() - began;
   }
-}
-
-void SchedulerNode::rest() {
-  std::unique_lock lock(shared_.mutex);
-  shared_.changed.wait_for(lock, shared_.core->awaits_prepared_chunks() ? kRest : kShortRest);
 }
 
 void SchedulerNode::allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks) {

@@ -75,7 +75,10 @@ class SchedulerNode {
   /// Pauses an engine that has only preparations, so that its steps, which do nothing but unpack what has arrived, do
   /// not take a whole processor. Returns after 8 ms, or at the next message of another node or a worker. Once all
   /// chunks are here, returns after 3 ms, since the prepared request is about to arrive.
-  void rest();
+  void rest() {
+    std::unique_lock lock(shared_.mutex);
+    shared_.changed.wait_for(lock, std::chrono::milliseconds(shared_.core->awaits_prepared_chunks() ? 8 : 3));
+  }
   /// Returns true if a worker has not reported a save yet. The engine must then run more steps, even without requests,
   /// because reports come with steps.
   bool has_unreported_saves() const;
