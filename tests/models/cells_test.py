@@ -92,6 +92,11 @@ def test_kv_that_differs_or_is_missing_is_found(tmp_path: Path) -> None:
     assert complaint(0, 4, torch.nan) == "only 0 of 128 elements of layer 0 are in both engines"
     assert kv_content.complaint_about({}, tmp_path / "kv") == "KV of 0 prompts instead of 1"
 
+    rounded = {"[1, 2]": [one.to(torch.float8_e4m3fn).float() for one in whole["[1, 2]"]]}
+    assert kv_content.complaint_about(rounded, tmp_path / "kv", torch.float8_e4m3fn) == ""
+    assert "elements of layer 0 are not those" in kv_content.complaint_about(rounded, tmp_path / "kv")
+    assert "elements of layer 0 are not those" in kv_content.complaint_about(whole, tmp_path / "kv", torch.float8_e5m2)
+
 
 def test_a_tie_is_no_excuse_where_types_are_equal() -> None:
     tied = {"plain": phase(near(0.0, 1, 2))}
