@@ -231,16 +231,17 @@ void PromisesCheck::ended(const std::string& id, const FinishedRequest& done,
   }
 }
 
-void PromisesCheck::offered(const SchedulerCore& core, const LeaseReply& reply, std::size_t num_keys) {
+void PromisesCheck::offered(const SchedulerCore& core, const LeaseReply& reply, const LeaseRequest& request) {
   expect(reply.chunks.empty() || reply.lease != 0, "bounded-hold: {} chunks are leased without a lease",
          reply.chunks.size());
   for (const LeasedChunk& chunk : reply.chunks) {
     const ChunkPool::Slot& slot = core.pool().slot(chunk.chunk.slot);
     const bool is_as_told = chunk.is_growing
                                 ? slot.state == ChunkPool::State::kWriting && chunk.checksums.empty() &&
-                                      chunk.run_checksums.empty() && chunk.lacks_slots
+                                      chunk.run_checksums.empty() && chunk.lacks_slots && request.push != 0 &&
+                                      request.is_sure_of_frames
                                 : slot.state == ChunkPool::State::kReady && slot.checksums == chunk.checksums;
-    expect(chunk.index < num_keys && slot.ref == chunk.chunk && is_as_told && slot.pins > 0,
+    expect(chunk.index < request.keys.size() && slot.ref == chunk.chunk && is_as_told && slot.pins > 0,
            "verified-only: slot {} is leased as what it is not", chunk.chunk.slot);
   }
 }

@@ -59,8 +59,8 @@ class PromisesCheck {
   /// before.
   void ended(const std::string& id, const FinishedRequest& done, const std::map<std::uint32_t, ReportedLoad>& loads,
              bool was_known) const;
-  /// Checks a lease that the core gives out.
-  static void offered(const SchedulerCore& core, const LeaseReply& reply, std::size_t num_keys);
+  /// Checks the answer of the core to a lease request.
+  static void offered(const SchedulerCore& core, const LeaseReply& reply, const LeaseRequest& request);
   /// Throws Broken if anything is still held, written or waited for. Must be called after all deadlines have passed.
   static void idle(const SchedulerCore& core);
 

@@ -89,10 +89,12 @@ TEST_F(Checks, ARequestEndsOnceWithCountsThatFit) {
 
 TEST_F(Checks, ALeaseNamesWhatIsThere) {
   LeaseReply reply;
+  LeaseRequest request;
+  request.keys.resize(1);
   reply.chunks.push_back({0, {0, 0}, 4, {}});
-  expect_broken("bounded-hold", [&] { PromisesCheck::offered(core_, reply, 1); });
+  expect_broken("bounded-hold", [&] { PromisesCheck::offered(core_, reply, request); });
   reply.lease = 1;
-  expect_broken("verified-only", [&] { PromisesCheck::offered(core_, reply, 1); });
+  expect_broken("verified-only", [&] { PromisesCheck::offered(core_, reply, request); });
 }
 
 TEST_F(Checks, WhoeverIsIdleHoldsNothing) {

@@ -119,7 +119,7 @@ void World::garbage(std::size_t index) {
     }
     case 3:
       if (dice_.chance(0.3)) request.fingerprint = "another model";
-      return PromisesCheck::offered(core, core.lease_requested("", request, now()), request.keys.size());
+      return PromisesCheck::offered(core, core.lease_requested("", request, now()), request);
     case 4:
       return core.lease_released(1'000'000'000'000ULL + some_number());
     case 5: {

@@ -56,7 +56,7 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
   answer.ranks = holder.ranks;
   if (is_unlike && !holder.run_checksums->check(request)) throw Broken("exact-load: a shape that can't be read");
   answer.reply = core.lease_requested(nodes_[question->asker].engine_id.value, request, now());
-  PromisesCheck::offered(core, answer.reply, request.keys.size());
+  PromisesCheck::offered(core, answer.reply, request);
   if (answer.reply.lease != 0)
     leases_[{to, answer.reply.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
   const auto send_back = [this, to, wanted, question](const LeaseAnswer& sent) {

@@ -187,7 +187,7 @@ void World::write_slot(std::size_t index, std::uint32_t rank, ChunkRef chunk, st
   if (dice_.chance(0.1)) {  // any node may ask for a chunk that nobody has published
     SchedulerCore& core = nodes_[index].engine->core();
     const LeaseRequest request{options_.core.fingerprint, {key_in(index, chunk.slot)}, ""};
-    PromisesCheck::offered(core, core.lease_requested("", request, now()), request.keys.size());
+    PromisesCheck::offered(core, core.lease_requested("", request, now()), request);
     tally_.asked_in_frames += 1;
   }
   if (late >= kSavePatience - kLongestStep) to_chunk(&Tally::excused_in_frame, index, key_in(index, chunk.slot), late);
