@@ -128,25 +128,27 @@ class Clients {
 
   /// Sends the decode node a preparation of the prompt.
   void prepare(RequestSpec spec, std::size_t decode) {
-    const std::string of = std::exchange(spec.id, spec.id + "-prepare");
+    // As in vLLM, no request has the id of an earlier one, whose load may not have ended.
+    const std::string of = std::exchange(spec.id, fmt::format("{}-prepare-{}", spec.id, num_prepared_));
     if (preparing_.contains(of)) return;
+    num_prepared_ += 1;
     spec.prompt.push_back(spec.prompt.back());
     spec.push_to.reset();
     spec.prepares = true;
-    preparing_[of] = decode;
+    preparing_[of] = {decode, spec.id};
     world_.add(decode, spec);
   }
 
   /// Aborts the preparations whose requests have ended, and now and then another one.
   void end_preparations() {
     for (auto entry = preparing_.begin(); entry != preparing_.end();) {
-      const auto& [id, node] = *entry;
+      const auto& [id, preparation] = *entry;
       const bool is_over = !waiting_.contains(id) && !at_.contains(id);
       if (!is_over && !dice_.chance(options_.aborts / 10)) {
         ++entry;
         continue;
       }
-      world_.abort(node, id + "-prepare");
+      world_.abort(preparation.node, preparation.id);
       entry = preparing_.erase(entry);
     }
   }
@@ -202,9 +204,14 @@ class Clients {
   Tally tally_;
   std::uint32_t num_asked_ = 0;
   std::set<std::string> ids_, gone_;
-  std::map<std::string, std::size_t> at_;         // the node that has the request now
-  std::map<std::string, Job> waiting_;            // requests that wait for the end of their prefill
-  std::map<std::string, std::size_t> preparing_;  // by request, the node that has its preparation
+  std::map<std::string, std::size_t> at_;  // the node that has the request now
+  std::map<std::string, Job> waiting_;     // requests that wait for the end of their prefill
+  struct Prepared {
+    std::size_t node = 0;
+    std::string id;
+  };
+  std::map<std::string, Prepared> preparing_;  // [request] its preparation
+  std::size_t num_prepared_ = 0;
   std::map<std::string, Handoff> handed_off_;
 };
 
