@@ -214,19 +214,8 @@ TEST_F(Announcing, EndsAtItsDeadlineIfNobodyPulls) {
 }
 
 /// The core of the decode node. The test plays the prefill node and the workers.
-class Pulling : public CoreBench {
+class Pulling : public PullBench {
  protected:
-  Pulling() : CoreBench(sizes(16, 16, 8)) { core_->set_directory_up(true); }
-  PushOffer prompt(std::uint32_t num_tokens) {
-    TokenChain chain(root_key("model", ""), 16, {});
-    chain.append(std::span(tokens_).first(num_tokens));
-    PushOffer made{"model", 1, {}, {}, 5, "tcp://p:1", true};
-    for (std::uint32_t i = 0; i < chain.num_full_chunks(); ++i) made.chunks.push_back({chain.key(i), 16, {}});
-    if (const std::uint32_t rest = num_tokens % 16; rest > 0)
-      made.chunks.push_back({chain.tail_key(chain.num_full_chunks(), rest), rest, {}});
-    return made;
-  }
-  PushReply offered(const PushOffer& offer) { return core_->push_offered("offer 9", offer, now_, "", 9); }
   void announce(std::uint64_t reservation, std::initializer_list<std::uint32_t> chunks, bool ok = true) {
     PushSettlement settlement{reservation, {}};
     for (const std::uint32_t index : chunks) settlement.chunks.push_back({index, ok, 0, {3}});

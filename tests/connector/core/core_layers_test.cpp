@@ -151,11 +151,10 @@ TEST_F(LayersAnnounced, OfAChunkThatWasPlannedBeforeTheAnswerToo) {
 }
 
 /// The decode node. The test plays the prefill node and the workers.
-class LayersPulled : public CoreBench {
+class LayersPulled : public PullBench {
  protected:
-  LayersPulled() : CoreBench(sizes(16, 16, 8)) {
-    core_->set_directory_up(true);
-    const PushReply reply = offered(prompt(8));
+  LayersPulled() {
+    const PushReply reply = offered(prompt(8, 1000));
     announce(reply.reservation, 0, true);
     answer(take<RequestLease>().at(0), false);
     TransferEnd end;
@@ -163,16 +162,6 @@ class LayersPulled : public CoreBench {
     core_->pull_done(take<StartPull>().at(0).pull, 0, {true}, now_, {}, end);  // the prefill node's frames are reached
     core_->take_actions();
   }
-  PushOffer prompt(std::uint32_t num_tokens) {
-    TokenChain chain(root_key("model", ""), 16, {});
-    chain.append(std::span(tokens_).subspan(num_tokens < 16 ? 1000 : 0, num_tokens));
-    PushOffer made{"model", 1, {}, {}, 5, "tcp://p:1", true};
-    for (std::uint32_t i = 0; i < chain.num_full_chunks(); ++i) made.chunks.push_back({chain.key(i), 16, {}});
-    if (const std::uint32_t rest = num_tokens % 16; rest > 0)
-      made.chunks.push_back({chain.tail_key(chain.num_full_chunks(), rest), rest, {}});
-    return made;
-  }
-  PushReply offered(const PushOffer& offer) { return core_->push_offered("offer 9", offer, now_, "", 9); }
   void announce(std::uint64_t reservation, std::uint32_t chunk, bool ok) {
     core_->push_settled({reservation, {{chunk, ok, 0, {3}}}}, now_);
   }

@@ -1,4 +1,5 @@
-// The core of a prefill node that offers pushes to one decode node. The test plays the decode node and the workers.
+// The core of a prefill node that offers pushes to one decode node, and that of a decode node to which they are
+// offered. The test plays the other node and the workers.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -38,6 +39,23 @@ class PushBench : public CoreBench {
       all.insert(all.end(), one.settlement.chunks.begin(), one.settlement.chunks.end());
     return all;
   }
+};
+
+/// The core of a decode node that pulls the chunks of a push as they are announced.
+class PullBench : public CoreBench {
+ protected:
+  PullBench() : CoreBench(sizes(16, 16, 8)) { core_->set_directory_up(true); }
+  /// Returns the offer of a prompt: `num_tokens` of the tokens from number `first` on.
+  PushOffer prompt(std::uint32_t num_tokens, std::uint32_t first = 0) {
+    TokenChain chain(root_key("model", ""), 16, {});
+    chain.append(std::span(tokens_).subspan(first, num_tokens));
+    PushOffer made{"model", 1, {}, {}, 5, "tcp://p:1", true};
+    for (std::uint32_t i = 0; i < chain.num_full_chunks(); ++i) made.chunks.push_back({chain.key(i), 16, {}});
+    if (const std::uint32_t rest = num_tokens % 16; rest > 0)
+      made.chunks.push_back({chain.tail_key(chain.num_full_chunks(), rest), rest, {}});
+    return made;
+  }
+  PushReply offered(const PushOffer& offer) { return core_->push_offered("offer 9", offer, now_, "", 9); }
 };
 
 }  // namespace kvferry::sim
