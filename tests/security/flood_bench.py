@@ -23,10 +23,9 @@ import urllib.request
 from pathlib import Path
 
 from handing_deployment import Deployment, Traffic
-from outsiders_test import listening_ports
+from outsiders_test import GREETING, listening_ports
 
 HEALTH_S, MORE_MIB = 1.0, 256
-BEGUN = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # the beginning of ZeroMQ's greeting
 
 
 def attack(http: int, ports: list[int], silent: int, deaf: int) -> None:
@@ -37,7 +36,7 @@ def attack(http: int, ports: list[int], silent: int, deaf: int) -> None:
     for number in range(silent):
         with contextlib.suppress(OSError):
             kept.append(socket.create_connection(("127.0.0.1", ports[number % len(ports)]), timeout=1))
-            kept[-1].send(BEGUN)
+            kept[-1].send(GREETING)
     for _ in range(deaf):
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -24,7 +24,7 @@ def page_planes(name: str, tensor: "torch.Tensor", own_tokens: int, block_tokens
     """
     shape, size = tuple(tensor.shape), tensor.element_size()
     split = own_tokens // shape[2] if len(shape) == 4 and own_tokens % shape[2] == 0 else 1
-    block, row = prod(shape[1:]) * size * split, 0
+    block = prod(shape[1:]) * size * split
     is_together = _is_dense(tensor[0]) and (split == 1 or tensor.stride(0) == prod(shape[1:]))
     if heads > 1:
         is_together &= shape[1] == heads and split == 1 and tensor[0].is_contiguous()
