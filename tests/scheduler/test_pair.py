@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kvferry._core import KvFerryError
 from kvferry.tickets import PUSH_TARGET, signer_of
+from kvferry_harness.handing_over import REMOTE_DECODE, hand_over, run_patiently
 from kvferry_harness.prompts import prompt
 from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.paths import LOGS
@@ -21,26 +22,7 @@ if TYPE_CHECKING:
     from kvferry_harness.engine import Engine
 
 MakeEngine = Callable[..., "Engine"]
-REMOTE_DECODE: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 BOTH = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-
-
-def hand_over(engine: "Engine", request_id: str, tokens: list[int]) -> dict[str, Any]:
-    engine.add(request_id, tokens, 1, params=REMOTE_DECODE)
-    engine.run()
-    params = engine.told[request_id].params
-    assert params is not None
-    return params
-
-
-def run_patiently(engine: "Engine", seconds: float = 20.0) -> None:
-    """Does the same as run(), for lookups that wait for other nodes."""
-    deadline = time.monotonic() + seconds
-    while engine.scheduler.has_requests() or engine.busy:
-        engine.step()
-        if engine.log.of("lookup") and engine.log.of("lookup")[-1]["answer"] is None:
-            time.sleep(0.002)
-        assert time.monotonic() < deadline, f"hangs: {list(engine.scheduler.requests)}"
 
 
 @BOTH

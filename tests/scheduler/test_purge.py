@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from kvferry_harness.handing_over import hand_over, run_patiently
 from kvferry_harness.prompts import prompt
 from kvferry_launch.testbed.servers import Controller
 
@@ -15,22 +15,6 @@ if TYPE_CHECKING:
 
 MakeEngine = Callable[..., "Engine"]
 NUM_TOKENS = 200  # three chunks and a tail
-
-
-def hand_over(prefill: "Engine", request_id: str, tokens: list[int]) -> dict[str, Any]:
-    prefill.add(request_id, tokens, 1, params={"do_remote_decode": True, "do_remote_prefill": False})
-    prefill.run()
-    params = prefill.told[request_id].params
-    assert params is not None
-    return params
-
-
-def run_patiently(engine: "Engine") -> None:
-    deadline = time.monotonic() + 20
-    while engine.scheduler.has_requests() or engine.busy:
-        engine.step()
-        time.sleep(0.001)
-        assert time.monotonic() < deadline, f"hangs: {list(engine.scheduler.requests)}"
 
 
 def found(engine: "Engine", name: str) -> tuple[int, int]:

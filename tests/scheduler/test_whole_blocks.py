@@ -6,32 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kvferry._core import KvFerryError
+from kvferry_harness.handing_over import REMOTE_DECODE, hand_over, run_patiently
 from kvferry_harness.prompts import prompt
 
 if TYPE_CHECKING:
     from kvferry_harness.engine import Engine
 
 MakeEngine = Callable[..., "Engine"]
-REMOTE_DECODE: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 WHOLE: dict[str, Any] = {"extra": {"whole_blocks": True, "namespace": "whole-blocks"}}
 BOTH = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 BLOCK = 32
-
-
-def hand_over(engine: "Engine", request_id: str, tokens: list[int]) -> dict[str, Any]:
-    engine.add(request_id, tokens, 1, params=REMOTE_DECODE)
-    engine.run()
-    params = engine.told[request_id].params
-    assert params is not None
-    return params
-
-
-def run_patiently(engine: "Engine", seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while engine.scheduler.has_requests() or engine.busy:
-        engine.step()
-        time.sleep(0.001)
-        assert time.monotonic() < deadline, f"hangs: {list(engine.scheduler.requests)}"
 
 
 @pytest.mark.parametrize("length", [20, 32, 33, 64, 65, 100, 200, 256])

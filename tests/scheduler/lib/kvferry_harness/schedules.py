@@ -12,12 +12,12 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.interface import PauseState
 
 from kvferry_harness.engine import Engine
+from kvferry_harness.handing_over import REMOTE_DECODE
 from kvferry_harness.setup import EngineSetup
 from kvferry_harness.stamps import VOCAB, continuation
 
 _BLOCK = 32
 _STEPS = 50
-_REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 def draw_setup(dice: random.Random, role: str = "kv_both") -> EngineSetup:
@@ -146,7 +146,7 @@ class Schedule:
         self.tally["requests"] += 1
         name = f"r{self._count}"
         if self._pair and dice.random() < 0.7:
-            self.engines[0].add(name, tokens, 1, salt=salt, priority=priority, params=dict(_REMOTE_DECODE))
+            self.engines[0].add(name, tokens, 1, salt=salt, priority=priority, params=dict(REMOTE_DECODE))
             self._to_decode[name] = (tokens, max_tokens)
             return
         engine = dice.choice(self.engines)
