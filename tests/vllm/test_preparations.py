@@ -4,6 +4,8 @@ side fails: launch/proxy with a prefill server that computes its prompts in many
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from proxy_deployment import DEADLINE_S, ProxyDeployment
 
 PROMPTS = PromptSet(seed=91, count=6, tokens_min=600, tokens_max=900).prompts()
 MAX_TOKENS = 30
+COMPUTING_S = 0.05  # less than prefill takes for a prompt, and more than it takes for the first chunk
 ENDS = ("kvferry_prepared_total", "kvferry_preparations_refused_total", "kvferry_preparations_abandoned_total")
 
 
@@ -88,6 +91,21 @@ def has_preparation(found: dict[str, float]) -> bool:
     return found.get("vllm:num_requests_waiting", 0.0) > 0
 
 
+async def half_prepared(deployment: ProxyDeployment, prompt: list[int]) -> "asyncio.Task[str]":
+    """Asks for a completion, and returns while prefill computes the prompt. Prefill stands still until decode shows the
+    preparation: else prefill could be done between two looks at decode's gauges.
+    """
+    group = deployment.prefill.process.pid
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        asking = asyncio.create_task(streamed(deployment.url, prompt))
+        await until(deployment, has_preparation)
+    finally:
+        os.killpg(group, signal.SIGCONT)
+    await asyncio.sleep(COMPUTING_S)
+    return asking
+
+
 def test_streams_have_the_text_of_a_server_that_computes_everything(prepared: ProxyDeployment) -> None:
     async def test() -> None:
         before = await ends(prepared)
@@ -111,8 +129,7 @@ def test_two_requests_with_one_prompt_at_once(prepared: ProxyDeployment) -> None
 
 def test_nothing_is_left_of_a_client_that_goes_away_while_its_prompt_is_computed(prepared: ProxyDeployment) -> None:
     async def test() -> None:
-        asking = asyncio.create_task(streamed(prepared.url, PROMPTS[4]))
-        await until(prepared, has_preparation)
+        asking = await half_prepared(prepared, PROMPTS[4])
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await until(prepared, is_idle)
@@ -144,8 +161,7 @@ def test_a_preparation_that_comes_late_computes_nothing_and_delays_nobody(prepar
 
 def test_a_prefill_that_is_killed_leaves_nothing_and_the_answer_is_right(prepared: ProxyDeployment) -> None:
     async def test() -> None:
-        asking = asyncio.create_task(streamed(prepared.url, PROMPTS[5]))
-        await until(prepared, has_preparation)
+        asking = await half_prepared(prepared, PROMPTS[5])
         prepared.prefill.process.kill()
         found = await asking
         assert found == await computed(prepared.decodes[0], PROMPTS[5])
