@@ -17,6 +17,7 @@ import agent
 import aiohttp
 import costs
 import handover
+import loads
 from deployments import (
     CONTEXT,
     LOG_FOLDER,
@@ -175,6 +176,9 @@ COST_HEADS = {"compared": "compared", "prompt_tokens": "prompt", "rounds": "roun
               "ttft_ms_without": "TTFT ms without", "ttft_ms_with": "with", "ttft_ms_ratio": "ratio",
               "ttft_ms_quartiles": "quartiles", "tokens_per_s_without": "tokens/s without",
               "tokens_per_s_with": "with", "tokens_per_s_ratio": "ratio", "tokens_per_s_quartiles": "quartiles"}
+LOAD_HEADS = {"prompt_tokens": "prompt", "rounds": "rounds", "loads": "loads",
+              "itl_p50_ms_without": "ITL p50 ms without", "itl_p50_ms_with": "with",
+              "itl_p99_ms_without": "ITL p99 ms without", "itl_p99_ms_with": "with", "itl_p99_ratio": "ratio"}
 
 
 def print_table(title: str, heads: dict[str, str], rows: list[dict[str, Any]]) -> None:
@@ -196,6 +200,7 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
     print_table("vllm bench serve", SERVE_HEADS, [row for row in random_rows if "serve_requests" in row])
     print_table("an agent's session", AGENT_HEADS, [row for row in rows if row["load"] == "agent"])
     print_table("what kvferry costs", COST_HEADS, [row for row in rows if row["load"] == "costs"])
+    print_table("what loads cost a stream", LOAD_HEADS, [row for row in rows if row["load"] == "loads"])
 
 
 def names_of(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -242,8 +247,9 @@ def parse(words: list[str]) -> argparse.Namespace:
                         help="kinds of requests: random (prompts of random tokens), agent (a session that grows) "
                              "(default: random)")
     parser.add_argument("--costs", action="store_true",
-                        help="instead of --only: what saving all KV costs a server, and what a pair adds to the time "
-                             "that its prefill server alone needs for a first token; requests go by turns to both")
+                        help="instead of --only: what saving all KV costs a server, what a pair adds to the time that "
+                             "its prefill server alone needs for a first token, and what loads cost a stream of the "
+                             "decode server; requests go by turns to both")
     parser.add_argument("--turns", type=within(2, TURNS_MAX), default=40, metavar=f"2..{TURNS_MAX}",
                         help="number of turns of the agent's session (default: %(default)s)")
     parser.add_argument("--model", default="wide", choices=toy_model.KINDS,
@@ -280,6 +286,7 @@ def main() -> int:
         run(options, rows, problems)
         if options.costs:
             costs.measure(toy_model.kept(options.model), options, rows)
+            loads.measure(toy_model.kept(options.model), options, rows)
     except (ProcessError, aiohttp.ClientError, TimeoutError) as error:
         problems.append(reason(error))
     except KeyboardInterrupt:

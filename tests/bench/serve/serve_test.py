@@ -10,6 +10,7 @@ from typing import Any
 
 import agent
 import costs
+import loads
 import processors
 import pytest
 import serve_bench
@@ -114,6 +115,26 @@ def test_neither_side_is_always_the_first_or_on_one_core(monkeypatch: pytest.Mon
     rounds = asyncio.run(costs.by_turns(sides, 512, 4 - costs.WARM_UP, costs.Step("costs")))
     assert asked == ["without", "with", "with", "without", "swap"] * 2
     assert rounds == [(costs.Times(1.0, 1.0), costs.Times(1.0, 2.0))] * (4 - costs.WARM_UP)
+
+
+def test_the_intervals_of_a_stream_are_those_while_others_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    others: list[int] = []
+
+    async def streamed(_: Any, url: str, body: dict[str, Any]) -> tuple[list[float], list[str]]:
+        if url == "decode":
+            await asyncio.sleep(0.05)
+            return [1.0, 1.5, 3.0, time.monotonic()], []
+        others.append(len(body["prompt"]))
+        await asyncio.sleep(0.02)
+        return [], []
+
+    monkeypatch.setattr(loads, "streamed", streamed)
+    intervals, ended = asyncio.run(loads.intervals_beside(None, "decode", "m", "proxy", {"max_tokens": 2}, 512))
+    assert intervals[:2] == [0.5, 1.5]
+    assert others == [512] * len(others) and ended == len(others) - 1, "the last one ended after the stream"
+    found = loads.figures([0.1] * 99 + [0.2], [0.1] * 90 + [0.4] * 10)
+    assert (found["itl_p50_ms_with"], found["itl_p99_ms_with"]) == (100.0, 400.0)
+    assert found["itl_p99_ratio"] == round(400.0 / found["itl_p99_ms_without"], 3)
 
 
 def test_an_agents_session_counts_what_was_computed() -> None:
