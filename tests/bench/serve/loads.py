@@ -22,12 +22,10 @@ STREAM_TOKENS = 160
 
 def figures(without: list[float], with_it: list[float]) -> dict[str, Any]:
     """Returns the median and the 99th percentile of the intervals in ms. `without`, `with_it`: in seconds."""
-    found: dict[str, Any] = {}
-    for name, intervals in (("without", without), ("with", with_it)):
-        percentiles = statistics.quantiles(intervals, n=100, method="inclusive")
-        found |= {f"itl_p50_ms_{name}": round(1e3 * percentiles[49], 1),
-                  f"itl_p99_ms_{name}": round(1e3 * percentiles[98], 1)}
-    return found | {"itl_p99_ratio": round(found["itl_p99_ms_with"] / found["itl_p99_ms_without"], 3)}
+    before, beside = (statistics.quantiles(one, n=100, method="inclusive") for one in (without, with_it))
+    found = {f"itl_p{percent}_ms_{name}": round(1e3 * percentiles[percent - 1], 1)
+             for name, percentiles in (("without", before), ("with", beside)) for percent in (50, 99)}
+    return found | {"itl_p99_ratio": round(beside[98] / before[98], 3)}
 
 
 async def intervals_beside(http: aiohttp.ClientSession, url: str, model: str, other_url: str, other: dict[str, Any],
