@@ -49,7 +49,6 @@ FP8_READS_BFLOAT16 = {"dtype": "bfloat16", "kv_cache_dtype": "fp8", "kvferry": {
 WHOLE_BLOCKS = {"kvferry": {"whole_blocks": True}}
 # one model of each kind of KV, for features that take long and do not depend on anything else
 OF_EACH_KIND = ("llama", "gemma3-window", "deepseek-v2", "mamba2", "granite-hybrid", "mimo-v2", "gemma4")
-OF_WHOLE_BLOCKS = ("llama", "gemma3-window", "deepseek-v2", "granite-hybrid")
 HANDED_OVER: dict[str, Any] = {"phases": asks.also_handed_over}
 
 FEATURES: dict[str, Feature] = {
@@ -86,9 +85,9 @@ FEATURES: dict[str, Feature] = {
                            families=OF_EACH_KIND),
     "chunk-dtype-fp8": Feature(asks.one_by_one, {"dtype": "bfloat16"}, decode_flags=FP8_READS_BFLOAT16, converts=True,
                                families=OF_EACH_KIND),
-    "whole-blocks": Feature(flags=WHOLE_BLOCKS, decode_flags=WHOLE_BLOCKS, families=OF_WHOLE_BLOCKS),
+    "whole-blocks": Feature(flags=WHOLE_BLOCKS, decode_flags=WHOLE_BLOCKS, families=OF_EACH_KIND),
     "whole-blocks-preempted": Feature(asks.crowd, FEW_BLOCKS | WHOLE_BLOCKS, phases=asks.preempted,
-                                      families=OF_WHOLE_BLOCKS),
+                                      families=OF_EACH_KIND),
     "tensor-parallel": Feature(flags={"tensor_parallel_size": 2}, changes_tokens=True, families=OF_EACH_KIND,
                                **HANDED_OVER),
     "other-images": Feature(asks.pictured, of_images=True, phases=asks.pictured_apart),
