@@ -75,6 +75,11 @@ def running(name: str, model: Path) -> Iterator[Deployment]:
         if name == "nixl-third-core":
             for server in servers:
                 processors.part_from_helpers(server.process.pid, int(cores[0]), int(cores[1]))
+        elif made.prefill is not None:
+            # vLLM binds the model's threads only. Its other processes would be stalled for up to a second on the core
+            # of the other server's model, although their own server's core is idle then.
+            for server, core in zip((made.prefill, made.decode), cores, strict=True):
+                processors.bind(server.process.pid, int(core))
         yield made
 
 

@@ -17,7 +17,7 @@ from kvferry_launch.progress import Step
 
 WARM_UP = 1  # rounds
 PROMPT_TOKENS = 128
-STREAM_TOKENS = 160
+STREAM_TOKENS = 400
 
 
 def figures(without: list[float], with_it: list[float]) -> dict[str, Any]:
