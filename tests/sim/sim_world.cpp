@@ -82,6 +82,7 @@ void World::crash(std::size_t index) {
   for (const Node& reader : nodes_)
     for (const auto& [id, pull] : reader.pulls) tally_.crashed_while_read += pull.wanted.endpoint == node.endpoint;
   tally_.crashes += 1;
+  tally_.prefill_crashes += is_prefill(index);
   mishaps_.to_link(&Tally::excused_died, index, index, now());
   std::erase_if(suspected_, [&](const auto& link) { return link.first == index; });
   tally_.add(node.engine->tally());
@@ -201,13 +202,10 @@ void World::trouble_node(std::size_t index) {
 }
 
 void World::step_node(std::size_t index, double steps) {
-  stepping_ = index;
   deliver();
   Node& node = nodes_[index];
-  if (!node.is_up) {
-    stepping_ = kDirectory;
-    return;
-  }
+  if (!node.is_up) return;
+  stepping_ = index;
   for (Worker& worker : node.engine->workers()) worker.frames().expire(now());
   if (dice_.chance(steps)) node.engine->step(now());
   node.engine->core().tick(now());

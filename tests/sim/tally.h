@@ -141,6 +141,7 @@ namespace kvferry::sim {
   X(damaged_on_wire, "chunks damaged on the wire")                              \
   X(damaged_at_rest, "chunks damaged in a pool")                                \
   X(crashes, "nodes killed")                                                    \
+  X(prefill_crashes, "of these, prefill nodes")                                 \
   X(crashed_while_read, "nodes killed while somebody pulled from them")         \
   X(crashed_while_down, "messages to a dead node")                              \
   X(controller_losses, "losses of the controller")                              \
