@@ -89,6 +89,7 @@ void MiniEngine::preempt(std::string id) {  // `id` is a copy, because callers p
   request.placeholders = 0;
   request.drafts = 0;
   request.preemptions += 1;
+  tally_.growth_preempted += has_late_save(id);
   if (config_.delivers) request.epoch = ++last_epoch_;
   request.running = false;
   request.wait = Request::Wait::kPreempted;
@@ -248,7 +249,9 @@ void MiniEngine::step(TimeNs now) {
   std::vector<const StepPlan*> under_way;
   for (const InFlight& step : in_flight_) under_way.push_back(&step.plan);
   under_way.push_back(&plan);
-  promises_.plan_built(core_, admitted_, under_way);
+  std::vector<ChunkRef> late;
+  for (const auto& [chunk, save] : late_saves_) late.push_back(chunk);
+  promises_.plan_built(core_, admitted_, under_way, late);
   check_saves(plan, input);
   plans_.push_back(plan);
   execute(std::move(plan), input);

@@ -4,6 +4,7 @@
 // every KV cell that a request attends to. promises_check.h judges the core after every step.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <map>
@@ -231,6 +232,11 @@ class MiniEngine {
   void check_published(const ChunkMeta& chunk);
   std::uint32_t truly_computed(const Request& request) const;
   void take_in(InFlight step, TimeNs now);
+  void take_in_saves(const InFlight& step);
+  /// Returns true if a save of the request was planned whose end not all ranks have reported.
+  bool has_late_save(const std::string& id) const {
+    return std::ranges::any_of(late_saves_, [&](const auto& save) { return save.second.request == id; });
+  }
   void tell_failed_saves(const WorkerReport& report) const;
   void take_in_output(const Scheduled& scheduled, TimeNs now);
   std::set<std::string> affected_by(std::set<BlockId>& bad, const InFlight& step) const;
@@ -256,6 +262,12 @@ class MiniEngine {
   std::map<std::string, LostBlocks> lost_;  // by request, the blocks that were lost since the last plan
   std::vector<Action> actions_;             // taken from the core; their published chunks are checked
   std::deque<InFlight> in_flight_;
+  /// Saves of a step whose reports have come, but told their ends not of all ranks.
+  struct LateSave {
+    std::string request;
+    std::size_t ranks_left = 0;
+  };
+  std::map<ChunkRef, LateSave> late_saves_;
   std::vector<std::pair<std::uint32_t, SaveDone>> unwritten_;
   std::vector<AdmittedLoad> admitted_;  // the loads that were admitted in this step
   struct Preparing {

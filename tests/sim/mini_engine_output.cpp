@@ -104,6 +104,7 @@ void MiniEngine::take_in(InFlight step, TimeNs now) {
     tally_.failed_by_policy += 1;
     finish(id, End::kFailed, now);
   }
+  take_in_saves(step);
   std::vector<ReportedLoad> loads(step.plan.loads.size());
   for (const WorkerReport& report : step.reports) {
     core_.worker_report(report, now);
@@ -125,12 +126,28 @@ void MiniEngine::take_in(InFlight step, TimeNs now) {
   take_in_loads(step);
 }
 
+/// Counts the saves that end with these reports, which may be of earlier steps.
+void MiniEngine::take_in_saves(const InFlight& step) {
+  for (const auto* jobs : {&step.plan.saves_before, &step.plan.saves_after})
+    for (const SaveJob& job : *jobs)
+      for (const SaveItem& item : job.items) late_saves_[item.chunk] = {job.request_id, workers_.size()};
+  for (const WorkerReport& report : step.reports) {
+    for (const SaveDone& save : report.saves) {
+      const auto found = late_saves_.find(save.chunk);
+      if (found == late_saves_.end())
+        throw Broken(fmt::format("exactly-once: the save of slot {} ends twice", save.chunk.slot));
+      if (--found->second.ranks_left == 0) late_saves_.erase(found);
+    }
+  }
+}
+
 void MiniEngine::tell_failed_saves(const WorkerReport& report) const {
   using State = ChunkPool::State;
   for (const SaveDone& save : report.saves) {
     const ChunkPool::Slot& slot = core_.pool().slot(save.chunk.slot);
-    const bool has_ended = slot.ref == save.chunk && slot.state != State::kWriting && slot.state != State::kReady;
-    if (has_ended && on_save_failed) on_save_failed(slot.meta.key);
+    const bool has_failed =
+        slot.ref == save.chunk && slot.state != State::kReady && (slot.state != State::kWriting || !save.ok);
+    if (has_failed && on_save_failed) on_save_failed(slot.meta.key);
   }
 }
 
@@ -257,6 +274,7 @@ void MiniEngine::abort(const std::string& id, TimeNs now) {
     count = &tally_.abort_preempted;
   }
   *count += 1;
+  tally_.growth_aborted += has_late_save(id);
   finish(id, End::kAborted, now);
 }
 

@@ -85,7 +85,7 @@ void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& ad
 }
 
 void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const AdmittedLoad> admitted,
-                               std::span<const StepPlan* const> in_flight) const {
+                               std::span<const StepPlan* const> in_flight, std::span<const ChunkRef> late_saves) const {
   const StepPlan& plan = *in_flight.back();
   expect(core.num_open_lookups() == 0, "no-stale-spec: {} lookups are still open after step {}",
          core.num_open_lookups(), plan.step);
@@ -101,15 +101,20 @@ void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const Admitt
   for (const auto& [id, pin] : core.pool().pins())
     expect(!pin.owner.starts_with("lookup of "), "no-stale-spec: the {} still pins chunks in step {}", pin.owner,
            plan.step);
-  // Every slot that is marked as being written by a save must be in a plan whose report has not come yet.
-  std::size_t num_saves = 0;
+  // Every slot that is marked as being written by a save must be in a plan whose report has not come yet, or that did
+  // not tell the end of this save.
+  const auto check_save = [&](ChunkRef chunk) {
+    const ChunkPool::Slot& slot = core.pool().slot(chunk.slot);
+    expect(slot.ref == chunk && slot.state == ChunkPool::State::kWriting,
+           "fenced-reuse: step {} writes slot {} that is another's by now", plan.step, chunk.slot);
+  };
+  for (const ChunkRef chunk : late_saves) check_save(chunk);
+  std::size_t num_saves = late_saves.size();
   for (const StepPlan* under_way : in_flight) {
     for (const auto* jobs : {&under_way->saves_before, &under_way->saves_after}) {
       for (const SaveJob& job : *jobs) {
         for (const SaveItem& item : job.items) {
-          const ChunkPool::Slot& slot = core.pool().slot(item.chunk.slot);
-          expect(slot.ref == item.chunk && slot.state == ChunkPool::State::kWriting,
-                 "fenced-reuse: step {} writes slot {} that is another's by now", plan.step, item.chunk.slot);
+          check_save(item.chunk);
           num_saves += 1;
         }
       }

@@ -49,7 +49,7 @@ class PromisesCheck {
                    std::size_t holds_after) const;
   /// in_flight: the plans whose report has not come yet, including the new plan.
   void plan_built(const SchedulerCore& core, std::span<const AdmittedLoad> admitted,
-                  std::span<const StepPlan* const> in_flight) const;
+                  std::span<const StepPlan* const> in_flight, std::span<const ChunkRef> late_saves = {}) const;
   /// Checks a save of a request that has, or had in the step before, the KV of `computed` tokens in the blocks of
   /// `table`.
   void save_planned(const SaveJob& job, const BlockTable& table, std::uint32_t computed, std::uint32_t known) const;

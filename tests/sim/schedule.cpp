@@ -29,7 +29,8 @@ class Clients {
   Tally tally() const { return tally_; }
 
   void step() {
-    if (num_asked_ < options_.num_requests && dice_.chance(0.25)) ask();
+    const bool may_ask = num_asked_ < options_.num_requests && (!options_.asks_alone || waiting_.empty());
+    if (may_ask && dice_.chance(options_.asks)) ask();
     hand_over();
     if (dice_.chance(options_.aborts)) abort();
     hand_over();
@@ -83,6 +84,7 @@ class Clients {
     RequestSpec spec;
     std::size_t decode = 0;
     TimeNs asked = 0;
+    TimeNs due = 0;  // time at which the request goes to its decode node; 0: its prefill has not ended
   };
 
   std::size_t decode_node() {
@@ -115,7 +117,7 @@ class Clients {
     } else if (world_.num_nodes() > 1) {
       node = options_.num_prefill > 1 ? dice_.between(0, options_.num_prefill - 1) : 0;
       const std::size_t decode = decode_node();
-      waiting_[spec.id] = {node, spec, decode, world_.now()};
+      waiting_[spec.id] = {node, spec, decode, world_.now(), 0};
       if (dice_.chance(options_.pushes)) spec.push_to = world_.push_target(dice_.chance(0.9) ? decode : decode_node());
       spec.max_tokens = 1;
       const bool fits = spec.prompt.size() + 2 <= options_.max_tokens_total;
@@ -158,6 +160,12 @@ class Clients {
     for (auto job = waiting_.begin(); job != waiting_.end();) {
       const std::optional<End> end = world_.end_of(job->second.node, job->first);
       if (!end) {
+        ++job;
+        continue;
+      }
+      if (options_.hands_over_within > 0 && job->second.due == 0)
+        job->second.due = world_.now() + dice_.between(0, options_.hands_over_within) * kMillisecond;
+      if (world_.now() < job->second.due) {
         ++job;
         continue;
       }

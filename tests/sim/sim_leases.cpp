@@ -42,8 +42,7 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
   wanted.request.is_sure_of_frames = wanted.request.is_sure_of_frames && has_frames;
   const auto is_being_saved = [&](const ChunkKey& key) {
     const ChunkPool::Slot* slot = core.pool().find(key);
-    return slot != nullptr && !slot->is_readable(wanted.request.is_sure_of_frames) &&
-           (is_save(*slot) || slot->ranks_in_frames > 0);
+    return slot != nullptr && !core.can_lease(wanted.request, *slot) && (is_save(*slot) || slot->ranks_in_frames > 0);
   };
   const bool waits = !wanted.request.handoff.empty() || wanted.request.push != 0;
   if (waits && now() < deadline && std::ranges::any_of(wanted.request.keys, is_being_saved)) {
@@ -119,7 +118,8 @@ void World::tell_pinned(std::size_t index) {
   Node& node = nodes_[index];
   for (const FrameLeases::Ready& ready : node.frame_leases.take_ready(now())) {
     for (const LeasedChunk& chunk : ready.answer.reply.chunks) {
-      tally_.leased_in_frames += chunk.lacks_slots;
+      tally_.leased_in_frames += chunk.lacks_slots && !chunk.is_growing;
+      tally_.growing_leases += chunk.is_growing;
       if (chunk.lacks_slots && (chunk.frames.empty() || std::ranges::count(chunk.frames, kNoFrame) > 0))
         throw Broken(fmt::format("verified-only: slot {} is leased, but its chunk is in frames only, and not pinned",
                                  chunk.chunk.slot));

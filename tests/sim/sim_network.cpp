@@ -60,10 +60,9 @@ void World::carry_out(std::size_t index) {
   Node& node = nodes_[index];
   std::vector<Action> actions = node.engine->take_actions();
   for (std::uint32_t rank = 0; rank < node.engine->workers().size(); ++rank)
-    for (const PushedSave& save : node.engine->workers()[rank].take_pushed()) {
-      tell_layers(index, rank, save);
-      push_saved(index, rank, {save.push, save.index}, save.chunk, {save.ok, save.checksum});
-    }
+    for (const PushedSave& save : node.engine->workers()[rank].take_pushed())
+      push_saved(index, rank, {save.push, save.index}, save.chunk, {save.ok, save.checksum, save.is_in_frame});
+  grow_saves(index);
   for (const auto& [rank, save] : node.engine->take_unwritten()) {
     tally_.saved_in_frames += 1;
     write_slot(index, rank, save.chunk, save);
@@ -73,6 +72,7 @@ void World::carry_out(std::size_t index) {
     if (const auto* asked = std::get_if<QueryDirectory>(&action)) query(index, *asked);
     if (const auto* wanted = std::get_if<RequestLease>(&action)) lease(index, *wanted);
     if (const auto* wanted = std::get_if<StartPull>(&action)) pull(index, *wanted);
+    if (const auto* told = std::get_if<GrowPull>(&action)) grow_pull(index, *told);
     if (const auto* released = std::get_if<ReleaseLease>(&action)) release(index, *released);
     if (const auto* line = std::get_if<LogLine>(&action)) {
       node.num_load_lines += line->text.find("to load") != std::string::npos;

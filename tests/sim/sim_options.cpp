@@ -69,7 +69,20 @@ void put_on_gpus(SimOptions& options, bool has_trouble) {
   options.num_frames = kNumFrames[options.engine.seed / 4 % std::size(kNumFrames)];
   if (has_trouble && options.engine.seed / 16 % 2 == 0) options.network.loses_frames = 0.2;
   options.network.copies_slowly = options.engine.seed / 32 % 2 == 0;
-  options.core.pushes_layers = options.engine.seed / 64 % 2 == 0;
+  options.core.pushes_layers = options.engine.seed / 64 % 4 != 3;
+  if (!options.core.pushes_layers) return;
+  // A decode node pulls layers only after it has pulled from the frames of the prefill node.
+  options.num_requests += 10;
+  options.asks = options.engine.seed / 4096 % 2 == 0 ? 0.04 : 0.15;
+  options.asks_alone = options.engine.seed / 16384 % 4 != 0;
+  options.num_prefill = options.num_decode = 1;
+  options.pushes = 1;
+  if (options.engine.seed / 65536 % 4 != 0) options.core.num_slots = std::max(options.core.num_slots, 16u);
+  options.hands_over_within = options.engine.seed / 1024 % 4 == 0 ? 0 : 600;
+  options.num_frames = std::max(options.num_frames, 6u);
+  if (options.engine.seed / 8192 % 4 != 0) options.layers = 0;
+  if (has_trouble && options.engine.seed / 128 % 2 == 0) options.network.tells_early = 0.5;
+  if (has_trouble && options.engine.seed / 512 % 2 == 0) options.core.lease_ttl = 100 * kMillisecond;
 }
 
 /// Gives every node chunks of whole blocks. Nothing is drawn, as above.

@@ -37,6 +37,7 @@ struct NetworkOptions {
   double damages_pool = 0;     // damages a chunk in a pool, in each step
   double loses_frames = 0;     // the copy of a pulled chunk from its frame to its slot fails
   bool copies_slowly = false;  // these copies take ten times as long
+  double tells_early = 0;      // a worker says that layers are in its frame before they are
   double stalls = 0;           // a writer stays too long in a slot that is to be revoked
   double crashes = 0;          // kills a node, in each step; the node returns empty later
   double cuts = 0;             // cuts the link of two nodes for a while, in each step
@@ -54,6 +55,9 @@ struct SimOptions {
   std::uint32_t num_prefill = 0;  // 0: one node that does everything, without a network
   std::uint32_t num_decode = 0;
   std::uint32_t num_requests = 0;
+  double asks = 0.25;                   // probability of a new request in each step
+  bool asks_alone = false;              // a request comes only when all before it have gone to their decode nodes
+  std::uint32_t hands_over_within = 0;  // longest time in ms from the end of a prefill to the request for its decode
   std::uint32_t num_tenants = 0;  // tenants besides the first, which sends most requests; 0: no request has a salt
   // limit on the tokens of one request, so that the request alone fits into the engine
   std::uint32_t max_tokens_total = 0;

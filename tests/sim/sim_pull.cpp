@@ -16,7 +16,7 @@ namespace kvferry::sim {
 void World::pull(std::size_t node, const StartPull& wanted) {
   Node& reader = nodes_[node];
   const auto num_ranks = static_cast<std::uint32_t>(reader.ranks.size());
-  const bool is_new = reader.pulls.emplace(wanted.pull, PullUnderWay{wanted, num_ranks}).second;
+  const bool is_new = reader.pulls.emplace(wanted.pull, PullUnderWay{wanted, num_ranks, false, {}}).second;
   if (!is_new) throw Broken(fmt::format("exactly-once: pull {} is asked for twice", wanted.pull));
   if (wanted.lease >= kForgedLease && wanted.lease - kForgedLease <= std::numeric_limits<std::uint32_t>::max())
     throw Broken(fmt::format("verified-only: pull {} is of a node that was not asked", wanted.pull));
@@ -36,14 +36,24 @@ void World::pull(std::size_t node, const StartPull& wanted) {
   for (const PullItem& item : wanted.items) reader.brought_by[item.local] = holder;
   const ShardMap map = reader.maps[wanted.endpoint];
   for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
-    auto here = std::make_shared<RankPull>();
-    StartPull mine = wanted;
-    if (options_.num_frames > 0 && dice_.chance(0.1)) here->num_past_frames = pull_past_frames(node, rank, mine);
+    const auto here = std::make_shared<RankPull>();
+    here->wanted = wanted;
+    here->map = map;
+    here->holder_life = nodes_[holder].incarnation;
+    here->began = here->grown_at = now();
+    StartPull& mine = here->wanted;
+    if (options_.num_frames > 0 && dice_.chance(options_.core.pushes_layers ? 0.03 : 0.1))
+      here->num_past_frames = pull_past_frames(node, rank, mine);
+    reader.pulls.at(wanted.pull).ranks.push_back(here);
     here->bytes.resize(wanted.items.size());
     here->runs_here.resize(wanted.items.size(), 0);
     TimeNs done = now();
     for (std::size_t i = 0; i < wanted.items.size(); ++i) {
       const PullItem& item = wanted.items[i];
+      if (item.is_growing) {
+        begin_growth(node, rank, *here, i);
+        continue;
+      }
       const std::vector<ShardRun> runs = map.empty() ? std::vector<ShardRun>(1) : map[rank];
       std::vector<std::uint64_t> checksums(1, 0);
       if (!map.empty()) checksums = rank < item.run_checksums.size() ? item.run_checksums[rank] : checksums;
@@ -54,7 +64,7 @@ void World::pull(std::size_t node, const StartPull& wanted) {
         const Mishaps::Kind kind = is_blocked(node, holder) ? &Tally::excused_blocked : &Tally::excused_late;
         if (done >= wanted.deadline) to_chunk(kind, node, key_in(node, item.local.slot), wanted.deadline - now());
         if (when >= wanted.deadline || holder == node || checksums.size() != runs.size()) continue;
-        at(when, [this, node, holder, rank, i, here, mine, is_run = !map.empty(), run = runs[r],
+        at(when, [this, node, holder, rank, i, here, &mine, is_run = !map.empty(), run = runs[r],
                   checksum = checksums[r], incarnation = nodes_[holder].incarnation, life = reader.incarnation] {
           // The reader has died since, and its successor may have another shape.
           if (nodes_[node].incarnation != life) return;
@@ -76,9 +86,8 @@ void World::pull(std::size_t node, const StartPull& wanted) {
     done = std::min(done, wanted.deadline) + delay(node, node);
     const Mishaps::Kind kind = done < wanted.deadline ? &Tally::excused_time_over : &Tally::excused_late;
     for (const PullItem& item : wanted.items) to_chunk(kind, node, key_in(node, item.local.slot), done - now());
-    at(done, [this, node, rank, here, map, mine, incarnation = reader.incarnation] {
-      if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, mine, map, *here);
-    });
+    at_in_life(done, node, [this, node, rank, here] { part_ended(node, rank, *here); });
+    if (here->parts_left > 1) watch_growth(node, rank, here);
   }
 }
 
@@ -97,17 +106,10 @@ std::uint32_t World::pull_past_frames(std::size_t node, std::uint32_t rank, Star
   return num_past_frames;
 }
 
-std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
-                                                  const ShardRun* run, const StartPull& wanted, std::size_t item,
-                                                  std::uint64_t checksum) {
-  const ChunkRef remote = wanted.items[item].remote;
-  // The holder has died since, and its successor has fewer ranks.
-  if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;
-  const Worker& worker = nodes_[holder].engine->workers()[rank];
-  const std::vector<std::uint32_t>& frames = wanted.items[item].frames;
-  const std::uint32_t frame = run == nullptr && rank < frames.size() ? frames[rank] : kNoFrame;
-  if (frame == kNoFrame && wanted.items[item].lacks_slots) return std::nullopt;
-  std::vector<Stamp> bytes = frame == kNoFrame ? worker.read_slot(remote.slot) : worker.frames().read(frame);
+/// Checks what a rank finds when it reads a leased chunk, in the frame or, with kNoFrame, in the slot. Returns true if
+/// a lease still holds the chunk.
+bool World::check_read(std::size_t node, std::size_t holder, const Worker& worker, const StartPull& wanted,
+                       ChunkRef remote, std::uint32_t frame) {
   const auto lease = leases_.find({holder, wanted.lease});
   const bool is_leased = lease != leases_.end() && lease->second.incarnation == nodes_[holder].incarnation &&
                          !lease->second.is_released && now() < lease->second.deadline;
@@ -121,6 +123,23 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   if (is_leased && frame != kNoFrame && !worker.frames().holds(frame, remote))
     throw Broken(fmt::format("fenced-reuse: frame {} of node {} is reused while node {} reads it under lease {}", frame,
                              holder, node, wanted.lease));
+  return is_leased;
+}
+
+std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
+                                                  const ShardRun* run, const StartPull& wanted, std::size_t item,
+                                                  std::uint64_t checksum) {
+  const ChunkRef remote = wanted.items[item].remote;
+  // The holder has died since, and its successor has fewer ranks.
+  if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;
+  const Worker& worker = nodes_[holder].engine->workers()[rank];
+  const std::vector<std::uint32_t>& frames = wanted.items[item].frames;
+  const std::uint32_t frame = run == nullptr && rank < frames.size() ? frames[rank] : kNoFrame;
+  if (frame == kNoFrame && wanted.items[item].lacks_slots) return std::nullopt;
+  std::vector<Stamp> bytes = frame == kNoFrame ? worker.read_slot(remote.slot) : worker.frames().read(frame);
+  const bool is_leased = check_read(node, holder, worker, wanted, remote, frame);
+  if (!is_leased && leases_.contains({holder, wanted.lease}))
+    to_chunk(&Tally::excused_late, node, key_in(node, wanted.items[item].local.slot), wanted.deadline - now());
   // A forged reply may name slots that do not exist.
   bool is_damaged = !bytes.empty() && frame == kNoFrame && worker.damaged(remote.slot);
   if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
@@ -138,8 +157,14 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   return std::vector<Stamp>(part.begin(), part.end());
 }
 
-void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wanted, const ShardMap& map,
-                       const RankPull& here) {
+/// Ends a rank's pull with the last of its parts.
+void World::part_ended(std::size_t node, std::uint32_t rank, RankPull& here) {
+  if (--here.parts_left == 0) pull_ended(node, rank, here);
+}
+
+void World::pull_ended(std::size_t node, std::uint32_t rank, const RankPull& here) {
+  const StartPull& wanted = here.wanted;
+  const ShardMap& map = here.map;
   Node& reader = nodes_[node];
   Worker& worker = reader.engine->workers()[rank];
   std::vector<bool> ok, in_frames;
@@ -148,7 +173,10 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
   std::vector<std::uint64_t> checksums;
   for (std::size_t i = 0; i < wanted.items.size(); ++i) {
     const PullItem& item = wanted.items[i];
-    if (map.empty() && !item.checksums.empty()) {
+    const auto growth = here.growths.find(i);
+    if (growth != here.growths.end()) {
+      ok.push_back(growth->second.is_whole);
+    } else if (map.empty() && !item.checksums.empty()) {
       ok.push_back(worker.write_pulled(item, here.bytes[i]));
     } else {
       checksums.resize(i, 0);
@@ -158,7 +186,8 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
     }
     const bool is_from_frame = map.empty() && rank < item.frames.size() && item.frames[rank] != kNoFrame;
     end.num_in_frames += is_from_frame;
-    in_frames.push_back(is_from_frame && ok.back() && worker.move_to_frame(item.local, item.checksums.at(rank)));
+    in_frames.push_back(is_from_frame && ok.back() &&
+                        (growth != here.growths.end() || worker.move_to_frame(item.local, item.checksums.at(rank))));
     const ChunkKey key = reader.engine->core().pool().slot(item.local.slot).meta.key;
     const auto asked = reader.first_asked.find(key);
     if (!ok.back() || asked == reader.first_asked.end()) continue;
@@ -190,7 +219,11 @@ void World::write_slot(std::size_t index, std::uint32_t rank, ChunkRef chunk, st
     PromisesCheck::offered(core, core.lease_requested("", request, now()), request);
     tally_.asked_in_frames += 1;
   }
-  if (late >= kSavePatience - kLongestStep) to_chunk(&Tally::excused_in_frame, index, key_in(index, chunk.slot), late);
+  const auto growth = nodes_[index].growth_began.find(chunk);
+  const TimeNs grew_from = growth == nodes_[index].growth_began.end() ? now() : growth->second;
+  if (now() + late - grew_from >= kSavePatience - kLongestStep)
+    mishaps_.to_chunks(&Tally::excused_in_frame, index, std::vector{key_in(index, chunk.slot)}, grew_from,
+                       now() + late);
   at(now() + late, [this, index, rank, chunk, save, began = now(), life = nodes_[index].incarnation] {
     if (nodes_[index].incarnation != life) return;
     MiniEngine& engine = *nodes_[index].engine;

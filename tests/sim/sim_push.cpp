@@ -56,8 +56,8 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
   offer.shards = shards_of(node);
   // Some pushes name another address than the node's; no draw, so that seeds keep their schedules.
   if (offered.push % 2 == 0) offer.from = "tcp://hidden:1";
-  // Both nodes have frames of GPU memory for some pushes.
-  offer.has_frames = offered.push % 3 == 0;
+  // Both nodes have frames of GPU memory for some pushes, and for all where layers are announced.
+  offer.has_frames = offered.push % 3 == 0 || options_.core.pushes_layers;
   send(node, *to, [this, node, to = *to, push = offered.push, offer = std::move(offer)] {
     if (!nodes_[to].is_up) return;
     if (offer.shards != shards_of(to)) {  // a node of another shape pulls the chunks instead
@@ -111,24 +111,13 @@ void World::push_answer(std::size_t node, const NodePushes::PendingGrant& grant)
   });
 }
 
-/// Tells the core, at times of their own, that two of three parts of a chunk's layers are in the rank's frame.
-void World::tell_layers(std::size_t node, std::uint32_t rank, const PushedSave& save) {
-  if (!options_.core.pushes_layers) return;
-  for (const std::uint32_t done : {1u, 2u}) {
-    const LayersSaved layers{save.push, rank, {save.index}, done, 3};
-    at(now() + delay(node, node) / 4, [this, node, layers, incarnation = nodes_[node].incarnation] {
-      if (nodes_[node].incarnation == incarnation) nodes_[node].engine->core().layers_saved(layers);
-    });
-  }
-}
-
 void World::push_saved(std::size_t node, std::uint32_t rank, NodePushes::Key key, ChunkRef chunk,
                        NodePushes::Saved saved) {
   NodePushes::Moving& moving = nodes_[node].pushes.moving[key];
   moving.saved.resize(nodes_[node].ranks.size());
   moving.is_begun.resize(nodes_[node].ranks.size());
   moving.chunk = chunk;
-  if (moving.saved[rank])
+  if (moving.saved[rank] && (!moving.saved[rank]->is_in_frame || saved.is_in_frame))
     throw Broken(fmt::format("exactly-once: push {} of chunk {} begins twice", key.first, key.second));
   moving.saved[rank] = saved;
   push_advance(node, key);
@@ -143,10 +132,12 @@ void World::push_advance(std::size_t node, NodePushes::Key key) {
   for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank) {
     if (!moving.saved[rank] || moving.is_begun[rank]) continue;
     const bool is_ended = is_dropped || !moving.saved[rank]->ok;
+    const bool is_in_frame = moving.saved[rank]->is_in_frame;
     if (!is_ended && order == pushes.orders.end()) continue;
-    moving.is_begun[rank] = true;
     const bool is_wanted = !is_ended && key.second < order->second.reply.verdicts.size() &&
                            order->second.reply.verdicts[key.second] == static_cast<std::uint8_t>(PushVerdict::kGranted);
+    if (is_in_frame && (is_wanted || is_ended)) continue;  // until it is in its slot
+    moving.is_begun[rank] = true;
     if (!is_wanted) {
       push_ended(node, rank, key, false);
       continue;

@@ -17,6 +17,7 @@ struct NodePushes {
   struct Saved {
     bool ok = false;
     std::uint64_t checksum = 0;
+    bool is_in_frame = false;  // true if the chunk is not in its slot yet
   };
   struct Moving {
     ChunkRef chunk;

@@ -67,6 +67,8 @@ void Worker::start_write(Slot& slot, ChunkRef chunk, const char* how) {
   if (slot.is_in_frame_only)
     throw Broken(
         fmt::format("fenced-reuse: slot {} is {} while a chunk is copied to it from a frame", chunk.slot, how));
+  if (is_growing({chunk.slot, slot.generation}))
+    throw Broken(fmt::format("fenced-reuse: slot {} is {} while its chunk grows in a frame", chunk.slot, how));
   slot = {chunk.generation, {}, {}};
   frames_->drop(chunk.slot);
 }
@@ -84,6 +86,12 @@ void Worker::save(const SaveJob& job, std::vector<SaveDone>& done) {
       }
     }
     const bool ok = !chance(faults_.save_fails);
+    if (item.push != 0 && chance(grows_) &&
+        frames_->begin(item.chunk, FrameTable::State::kGathering, slot.stamps.size())) {
+      growing_[item.chunk] = {item, std::exchange(slot.stamps, {}), ok};
+      growths_begun_.push_back(item);
+      continue;
+    }
     if (!ok) slot.stamps.resize(slot.stamps.size() / 2);
     done.push_back({item.chunk, ok, checksum_of(slot.stamps)});
     const PushedSave pushed{item.push, item.push_index, item.chunk, ok, done.back().checksum};
@@ -91,13 +99,39 @@ void Worker::save(const SaveJob& job, std::vector<SaveDone>& done) {
       if (chance(saves_early_)) {
         done.back().is_in_frame = slot.is_in_frame_only = true;
         slot.stamps.clear();
-        if (item.push != 0) pushed_late_[item.chunk] = pushed;
+        if (item.push != 0) reached_frame(pushed);
         continue;
       }
       frames_->written_back(item.chunk, true);
     }
     if (item.push != 0) pushed_.push_back(pushed);
   }
+}
+
+void Worker::reached_frame(PushedSave pushed) {
+  pushed_late_[pushed.chunk] = pushed;
+  pushed.is_in_frame = true;
+  pushed_.push_back(pushed);
+}
+
+void Worker::pack(ChunkRef chunk, std::uint32_t num_layers) {
+  const Growth& growth = growing_.at(chunk);
+  const std::size_t size = layer_stamps(growth.item.num_tokens) * num_layers;
+  frames_->put(chunk, 0, std::span(growth.stamps).first(std::min(size, growth.stamps.size())));
+}
+
+void Worker::end_growth(ChunkRef chunk) {
+  pack(chunk, shard_.num_layers);
+  const Growth growth = growing_.extract(chunk).mapped();
+  const std::uint64_t checksum = checksum_of(growth.stamps);
+  frames_->end(chunk, growth.ok, checksum);
+  slots_[chunk.slot].is_in_frame_only = growth.ok;
+  grown_.push_back({chunk, growth.ok, checksum, growth.ok});
+  const PushedSave pushed{growth.item.push, growth.item.push_index, chunk, growth.ok, checksum};
+  if (growth.ok)
+    reached_frame(pushed);
+  else
+    pushed_.push_back(pushed);
 }
 
 void Worker::load(const LoadJob& job, StepOutcome& outcome) {
@@ -163,6 +197,7 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
   outcome.report.rank = rank_;
   outcome.report.step = plan.step;
   outcome.garbage.resize(forward.size());
+  outcome.report.saves = std::exchange(grown_, {});
   for (const SaveJob& job : plan.saves_before) save(job, outcome.report.saves);
   ahead_.insert(ahead_.end(), plan.ahead.begin(), plan.ahead.end());
   for (const auto* jobs : {&plan.loads, &plan.abandoned})
@@ -240,6 +275,18 @@ bool Worker::move_to_frame(ChunkRef chunk, std::uint64_t checksum) {
   slot.is_in_frame_only = frames_->write(chunk, FrameTable::State::kLanding, slot.stamps, checksum);
   if (slot.is_in_frame_only) slot.stamps.clear();
   return slot.is_in_frame_only;
+}
+
+bool Worker::begin_landing(const PullItem& item) {
+  start_write(slots_.at(item.local.slot), item.local, "pulled into");
+  return frames_->begin(item.local, FrameTable::State::kLanding, num_cells_ * cell_stamps(item.num_tokens));
+}
+
+bool Worker::end_landing(ChunkRef chunk, std::optional<std::uint64_t> checksum) {
+  const bool ok = checksum && checksum_of(frames_->filled(chunk)) == *checksum;
+  frames_->end(chunk, ok, checksum.value_or(0));
+  slots_.at(chunk.slot).is_in_frame_only = ok;
+  return ok;
 }
 
 void Worker::slot_written(ChunkRef chunk, bool ok) {

@@ -61,6 +61,7 @@ struct PushedSave {
   ChunkRef chunk;
   bool ok = false;
   std::uint64_t checksum = 0;
+  bool is_in_frame = false;  // true if the chunk is not in its slot yet
 };
 
 class Worker {
@@ -84,6 +85,10 @@ class Worker {
     saves_early_ = num_frames > 0 ? 0.5 : 0;
   }
 
+  /// From now on so many of the pushed saves grow: what is to be saved is taken in the step, and packed into its frame
+  /// later (pack(), end_growth()). The report of a later step tells its end.
+  void set_growth(double probability) { grows_ = probability; }
+
   /// Throws Broken if a request attends to a wrong cell, unless the cell is wrong because of a failed load that the
   /// engine does not know yet.
   StepOutcome execute(const StepPlan& plan, const std::vector<ForwardItem>& forward, bool failure_unheard);
@@ -100,6 +105,22 @@ class Worker {
   /// Ends the copy of such a chunk, or of a saved one, from its frame to its slot. If it failed, neither holds the
   /// chunk.
   void slot_written(ChunkRef chunk, bool ok);
+  // ---- chunks that grow in a frame ----
+  /// Returns the saves that began to grow since the last call.
+  std::vector<SaveItem> take_growths() { return std::exchange(growths_begun_, {}); }
+  /// Packs the first layers of a growing save.
+  void pack(ChunkRef chunk, std::uint32_t num_layers);
+  void end_growth(ChunkRef chunk);
+  std::size_t num_growing() const { return growing_.size(); }
+  bool is_growing(ChunkRef chunk) const { return growing_.contains(chunk); }
+  /// Begins the landing of a chunk that grows at its holder. Returns false if no frame is free.
+  bool begin_landing(const PullItem& item);
+  void land(ChunkRef chunk, std::size_t first, std::span<const Stamp> stamps) { frames_->put(chunk, first, stamps); }
+  /// Ends the landing: hashes the whole chunk. Returns whether it has the checksum; false too if there is none.
+  bool end_landing(ChunkRef chunk, std::optional<std::uint64_t> checksum);
+  /// Returns the number of stamps that a chunk with this many tokens has in one layer of the shard.
+  std::size_t layer_stamps(std::uint32_t num_tokens) const { return shard_.num_heads * cell_stamps(num_tokens); }
+
   bool is_in_frame_only(std::uint32_t slot) const { return slots_[slot].is_in_frame_only; }
   Frames& frames() { return *frames_; }
   const Frames& frames() const { return *frames_; }
@@ -145,6 +166,7 @@ class Worker {
   bool chance(double p) { return p > 0 && std::uniform_real_distribution<>(0, 1)(rng_) < p; }
 
   void unpack_ahead();
+  void reached_frame(PushedSave pushed);
 
   std::uint32_t rank_;
   Shard shard_;
@@ -156,8 +178,18 @@ class Worker {
   std::unique_ptr<Frames> frames_ = std::make_unique<Frames>(0);
   std::vector<PushedSave> pushed_;
   std::map<ChunkRef, PushedSave> pushed_late_;  // pushed saves that are not in their slots yet
-  double saves_early_ = 0;                      // probability that a save into a frame is reported twice
-  std::vector<LoadJob> ahead_;                  // loads whose end was not ordered yet
+  /// A save of which the first layers are in its frame.
+  struct Growth {
+    SaveItem item;
+    std::vector<Stamp> stamps;
+    bool ok = false;
+  };
+  std::map<ChunkRef, Growth> growing_;
+  std::vector<SaveItem> growths_begun_;
+  std::vector<SaveDone> grown_;  // ends of growing saves that no report has told yet
+  double grows_ = 0;             // probability that a pushed save grows
+  double saves_early_ = 0;       // probability that a save into a frame is reported twice
+  std::vector<LoadJob> ahead_;   // loads whose end was not ordered yet
   WorkerFaults faults_;
   std::uint32_t checkpoint_alignment_ = 0;
   std::mt19937_64 rng_;

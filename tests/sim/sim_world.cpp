@@ -41,14 +41,19 @@ void World::start(std::size_t index) {
   node.num_load_lines = 0;
   node.pool_full = 0;
   std::vector<Shard> shards;
-  for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) shards.push_back({0, 1, rank, 1});
+  // Layers that are alike on all nodes are one, except where groups of them are announced.
+  const std::uint32_t num_layers = core.pushes_layers ? 3 : 1;
+  for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) shards.push_back({0, num_layers, rank, 1});
   if (options_.layers > 0) shards = draw_shape(dice_, options_);
   core.num_ranks = static_cast<std::uint32_t>(shards.size());
   node.engine = std::make_unique<MiniEngine>(core, engine, book_, shards);
   node.ranks.clear();
   for (const Shard& shard : shards)
     node.ranks.push_back({"", "", shard.num_cells(), shard, options_.num_frames > 0 ? "frames" : "", 1});
-  for (Worker& worker : node.engine->workers()) worker.set_frames(options_.num_frames);
+  for (Worker& worker : node.engine->workers()) {
+    worker.set_frames(options_.num_frames);
+    worker.set_growth(core.pushes_layers ? 0.8 : 0);
+  }
   node.run_checksums = std::make_unique<RunChecksums>(shards);
   node.frame_leases = {};
   node.answers.clear();
@@ -83,6 +88,11 @@ void World::crash(std::size_t index) {
     for (const auto& [id, pull] : reader.pulls) tally_.crashed_while_read += pull.wanted.endpoint == node.endpoint;
   tally_.crashes += 1;
   tally_.prefill_crashes += is_prefill(index);
+  tally_.growth_holder_died += has_growing(index);
+  for (const auto& [id, pull] : node.pulls)
+    tally_.growth_reader_died += std::ranges::any_of(pull.ranks, [](const RankPullPtr& rank) {
+      return std::ranges::any_of(rank->growths, [](const auto& growth) { return growth.second.is_open; });
+    });
   mishaps_.to_link(&Tally::excused_died, index, index, now());
   std::erase_if(suspected_, [&](const auto& link) { return link.first == index; });
   tally_.add(node.engine->tally());
@@ -92,6 +102,8 @@ void World::crash(std::size_t index) {
   node.pulls.clear();
   node.pushes = {};
   node.brought_by.clear();
+  node.told_early.clear();
+  node.growth_began.clear();
   node.first_asked.clear();
   node.last_fetch = 0;
   node.asked.clear();
@@ -125,6 +137,7 @@ std::optional<End> World::end_of(std::size_t node, const std::string& id) const 
 }
 
 const FinishedRequest* World::finished(std::size_t node, const std::string& id) const {
+  if (!nodes_[node].is_up) return nullptr;
   const auto& finished = nodes_[node].engine->finished();
   const auto found = finished.find(id);
   return found == finished.end() ? nullptr : &found->second;
@@ -237,8 +250,12 @@ void World::excuse_unpublished(std::size_t index, const ChunkPool::Slot& slot) {
 }
 
 void World::excuse_all_unpublished(std::size_t index) {
+  tally_.growth_reset += has_growing(index);
   const ChunkPool& pool = nodes_[index].engine->core().pool();
-  for (std::uint32_t i = 0; i < pool.num_slots(); ++i) excuse_unpublished(index, pool.slot(i));
+  for (std::uint32_t i = 0; i < pool.num_slots(); ++i) {
+    excuse_unpublished(index, pool.slot(i));
+    if (is_save(pool.slot(i))) to_chunk(&Tally::excused_save_failed, index, pool.slot(i).meta.key);
+  }
 }
 
 /// Sends an order that a controller may send at any time, about chunks that some node has or had.

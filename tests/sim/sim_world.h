@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -55,16 +56,36 @@ class World {
   Tally tally() const;
 
  private:
+  /// One rank's part of a pull: the bytes of each chunk so far, and the number of runs that have arrived.
+  struct RankPull {
+    StartPull wanted;  // as this rank carries it out
+    ShardMap map;
+    std::vector<std::vector<Stamp>> bytes;
+    std::vector<std::uint32_t> runs_here;
+    std::uint32_t num_past_frames = 0;  // number of chunks that the holder has in a frame, but that are read from slots
+    std::size_t parts_left = 1;         // the chunks that do not grow are one part, each growing chunk is another
+    /// What a rank has pulled of a chunk that its holder still packs; the same members as in Puller.
+    struct Growth {
+      ChunkKey key;
+      bool is_open = false;
+      bool ok = true;
+      std::uint32_t layers = 0;     // number of layers that were asked for
+      std::size_t num_pending = 1;  // transfers, and one more while the chunk grows
+      std::optional<std::uint64_t> checksum = {};
+      bool is_tainted = false;  // bytes were damaged, or were read too early or too late
+      bool is_whole = false;    // true once the whole chunk has its checksum
+    };
+    std::map<std::size_t, Growth> growths;  // [item]
+    std::uint64_t holder_life = 0;          // incarnation of the holder when the pull began
+    TimeNs began = 0, grown_at = 0;         // times of the order and of the last message about growing chunks
+    TimeNs last_word = 0;                   // keeps these messages in order
+  };
+  using RankPullPtr = std::shared_ptr<RankPull>;
   struct PullUnderWay {
     StartPull wanted;
     std::uint32_t ranks_left = 0;
     bool has_failed = false;  // a rank could not read its part
-  };
-  /// One rank's part of a pull: the bytes of each chunk so far, and the number of runs that have arrived.
-  struct RankPull {
-    std::vector<std::vector<Stamp>> bytes;
-    std::vector<std::uint32_t> runs_here;
-    std::uint32_t num_past_frames = 0;  // number of chunks that the holder has in a frame, but that are read from slots
+    std::vector<std::shared_ptr<RankPull>> ranks;
   };
   struct Node {
     std::unique_ptr<MiniEngine> engine;
@@ -87,6 +108,8 @@ class World {
     std::map<std::uint64_t, std::vector<ChunkKey>> asked;  // by fetch, the chunks for which a lease was requested
     // numbers of fetches with a forged answer, which may come before the fetch itself
     std::set<std::uint64_t> forged_answers;
+    std::set<std::pair<std::uint32_t, ChunkRef>> told_early;  // (rank, chunk) of which layers were told too early
+    std::map<ChunkRef, TimeNs> growth_began;                  // times at which saves began to grow
     std::map<ChunkRef, std::size_t> brought_by;  // the node that a chunk was pulled from or pushed by, whatever it says
     std::uint64_t pool_full = 0;                 // value of the core's counter when it was last read
     std::uint64_t num_load_lines = 0;
@@ -149,12 +172,37 @@ class World {
   std::optional<std::vector<Stamp>> read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
                                              const ShardRun* run, const StartPull& wanted, std::size_t item,
                                              std::uint64_t checksum);
-  void pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wanted, const ShardMap& map,
-                  const RankPull& here);
+  bool check_read(std::size_t node, std::size_t holder, const Worker& worker, const StartPull& wanted, ChunkRef remote,
+                  std::uint32_t frame);
+  void part_ended(std::size_t node, std::uint32_t rank, RankPull& here);
+  void pull_ended(std::size_t node, std::uint32_t rank, const RankPull& here);
   std::uint32_t pull_past_frames(std::size_t node, std::uint32_t rank, StartPull& wanted);
   void write_slot(std::size_t node, std::uint32_t rank, ChunkRef chunk, std::optional<SaveDone> save = {});
   void check_pulls(std::size_t node) const;
   void check_purged(std::size_t node);
+
+  // sim_layers.cpp
+  void grow_saves(std::size_t node);
+  void grow_save(std::size_t node, std::uint32_t rank, const SaveItem& save);
+  bool has_growing(std::size_t node) const;
+  void begin_growth(std::size_t node, std::uint32_t rank, RankPull& here, std::size_t item);
+  void grow_pull(std::size_t node, const GrowPull& told);
+  void grow(std::size_t node, std::uint32_t rank, const RankPullPtr& here, const GrowPull& told);
+  void watch_growth(std::size_t node, std::uint32_t rank, const RankPullPtr& here);
+  void pull_layers(std::size_t node, std::uint32_t rank, const RankPullPtr& here, std::size_t item, std::uint32_t first,
+                   std::uint32_t end);
+  std::optional<std::vector<Stamp>> read_layers(std::size_t node, std::size_t holder, std::uint32_t rank,
+                                                RankPull& here, std::size_t item, std::uint32_t first,
+                                                std::uint32_t end);
+  void close_growth(std::size_t node, std::uint32_t rank, const RankPullPtr& here, std::size_t item, bool ok);
+  void growth_piece_ended(std::size_t node, std::uint32_t rank, const RankPullPtr& here, std::size_t item);
+  void growth_ended(std::size_t node, std::uint32_t rank, RankPull& here, std::size_t item);
+  /// Schedules what happens only if the node is not killed before.
+  void at_in_life(TimeNs when, std::size_t node, std::function<void()> what) {
+    at(when, [this, node, life = nodes_[node].incarnation, what = std::move(what)] {
+      if (nodes_[node].incarnation == life) what();
+    });
+  }
 
   // sim_mishaps.cpp
   void note_suspicion(std::size_t node, const std::string& paused_node);
@@ -187,7 +235,6 @@ class World {
   void push_offer(std::size_t node, const OfferPush& offered);
   void push_grant(std::size_t node, const GrantOrder& order);
   void push_answer(std::size_t node, const NodePushes::PendingGrant& lending);
-  void tell_layers(std::size_t node, std::uint32_t rank, const PushedSave& save);
   void push_saved(std::size_t node, std::uint32_t rank, NodePushes::Key key, ChunkRef chunk, NodePushes::Saved saved);
   void push_advance(std::size_t node, NodePushes::Key key);
   bool push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key);
@@ -210,6 +257,7 @@ class World {
   static constexpr TimeNs kLongestStep = 20 * kMillisecond;    // longest step of the world
   static constexpr TimeNs kSavePatience = 200 * kMillisecond;  // how long a holder waits for its saves
   static constexpr TimeNs kPatience = 600 * kMillisecond;      // how long a holder waits for its workers to hash chunks
+  static constexpr TimeNs kGrowthPause = 1 * kSecond;  // how long a reader waits for the next layers of a growing chunk
   static constexpr TimeNs kFramePatience = 100 * kMillisecond;  // how long it waits for them to pin frames
   static constexpr std::size_t kDirectory = ~std::size_t{0};
   // Leases in answers of nodes that did not get the request have numbers from this one on.

@@ -121,6 +121,24 @@ namespace kvferry::sim {
   X(pushed_chunks, "chunks pushed to another node")                             \
   X(announced_pushes, "pushes whose chunks the other node pulls")               \
   X(announced_layers, "announcements of layers of chunks that are being saved") \
+  X(growing_saves, "saves that grew in a frame, by groups of layers")           \
+  X(growing_leases, "chunks leased while they grew")                            \
+  X(growth_begun, "pulls of growing chunks, by a rank")                         \
+  X(growth_whole, "of these, ones whose bytes had the checksum at the end")     \
+  X(growth_mismatched, "of these, ones whose bytes had another one")            \
+  X(growth_lost, "of these, ones whose save failed")                            \
+  X(growth_paused, "of these, ones of which nothing was announced for long")    \
+  X(growth_without_frame, "growing chunks that found no path or frame")         \
+  X(layers_pulled, "groups of layers pulled while others were packed")          \
+  X(layers_disordered, "groups of layers told after later ones")                \
+  X(layers_told_early, "groups of layers told before they were packed")         \
+  X(layers_read_early, "groups of layers read before they were packed")         \
+  X(layers_unleased, "groups of layers read after their lease had ended")       \
+  X(growth_aborted, "requests aborted while a chunk of theirs grew")            \
+  X(growth_preempted, "requests preempted while a chunk of theirs grew")        \
+  X(growth_reset, "caches reset while a chunk grew")                            \
+  X(growth_holder_died, "nodes killed while they saved a growing chunk")        \
+  X(growth_reader_died, "nodes killed while they pulled a growing chunk")       \
   X(announced_chunks, "chunks announced to another node, which pulls them")     \
   X(push_failures, "chunks wanted and not pushed")                              \
   X(received_chunks, "chunks that another node pushed here")                    \
