@@ -106,7 +106,9 @@ inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) 
 
 /// The promise verified-only: only chunks that every rank has written, verified and reported are loaded or offered to
 /// other nodes. A chunk that some rank does not have in its slot yet is offered only to nodes that read it from frames.
-/// The load of a preparation may begin before its chunks are verified, but is complete only afterwards.
+/// A chunk that is still being saved is offered, without checksums, only to the node that pulls it for a push, which
+/// may read the layers that every rank has in its frame; it is complete there when it has the checksums told at the
+/// end. The load of a preparation may begin before its chunks are verified, but is complete only afterwards.
 inline void verified_only(bool ready, std::size_t checksums, std::size_t ranks, std::uint32_t slot) {
   KVFERRY_CHECK(ready && checksums == ranks,
                 "verified-only: the chunk in pool slot {} is loaded or offered; it is {} and has checksums of {} of {} "
@@ -118,6 +120,28 @@ inline void verified_only_in_slots(std::uint32_t ranks_in_frames, std::uint32_t 
                 "verified-only: pool slot {} is offered to other nodes, but {} ranks have its chunk in a frame of GPU "
                 "memory only",
                 slot, ranks_in_frames);
+}
+inline void verified_only_while_saved(bool reads_frames, std::uint64_t push, std::size_t checksums,
+                                      std::uint32_t slot) {
+  KVFERRY_CHECK(
+      reads_frames && push != 0 && checksums == 0,
+      "verified-only: the chunk in pool slot {}, which is still being saved, is offered {} checksums to a node "
+      "that {} it from frames for push {}; allowed: without checksums, from frames, for a push",
+      slot, checksums == 0 ? "without" : "with", reads_frames ? "reads" : "does not read", push);
+}
+inline void verified_only_in_all_frames(std::uint32_t told, std::span<const std::uint32_t> done, std::uint32_t slot) {
+  for (std::size_t rank = 0; rank < done.size(); ++rank)
+    KVFERRY_CHECK(
+        done[rank] >= told,
+        "verified-only: {} groups of layers of the chunk in pool slot {} are announced, but rank {} has {} of "
+        "them in its frame",
+        told, slot, rank, done[rank]);
+}
+inline void verified_only_when_settled(bool is_good, bool has_checksums, std::uint32_t slot) {
+  KVFERRY_CHECK(!is_good || has_checksums,
+                "verified-only: the chunk in pool slot {}, which was pulled while its holder saved it, is complete "
+                "before its checksums are known",
+                slot);
 }
 inline void verified_only_when_prepared(bool ended_in_order, const std::string& request) {
   KVFERRY_CHECK(

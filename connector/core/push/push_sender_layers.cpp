@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "connector/core/promises.h"
 #include "connector/core/push/push_sender.h"
 
 namespace kvferry {
@@ -23,7 +24,11 @@ void PushSender::layers_saved(const LayersSaved& saved) {
     progress.done = std::min(progress.done, done);
   }
   if (progress.indices.empty()) return;
-  for (const std::uint32_t index : progress.indices) push.items[index].layers_told = progress.done;
+  for (const std::uint32_t index : progress.indices) {
+    Item& item = push.items[index];
+    promise::verified_only_in_all_frames(progress.done, item.layers_done, item.chunk.slot);
+    item.layers_told = progress.done;
+  }
   parts_.actions.push_back(AnnounceLayers{push.endpoint, std::move(progress)});
 }
 

@@ -268,6 +268,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     const PullItem& item = pull.items[i];  // ok[i] is true if the bytes match the holder's checksums
     const bool has_checksums = !item.checksums.empty();
     const bool is_ok = ok[i] && (has_checksums || i < checksums.size());
+    promise::verified_only_when_settled(item.is_growing && is_ok, has_checksums, item.local.slot);
     if (!is_ok) counters_.pull_failures += 1;
     const std::uint64_t checksum = has_checksums ? item.checksums.at(rank) : is_ok ? checksums[i] : 0;
     if (pool_.rank_written(item.local, rank, is_ok, checksum, i < in_frames.size() && in_frames[i])) {
@@ -289,10 +290,9 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
                           request->fetch->pull == id;
   if (is_waiting && pull.has_lost_frames()) ask_source_again(*request, pull.endpoint);
   release_lease(request, {pull.endpoint, pull.lease});
-  const bool is_announced = pull.is_announced, is_replication = pull.request.value.empty();
+  const bool is_replication = !pull.is_announced && pull.request.value.empty();
   pulls_.erase(found);
   has_ended_writes_ = true;
-  if (is_announced) return;
   if (is_replication) return end_replication_piece(id, now);
   if (is_waiting) advance_fetch(*request, now);
 }

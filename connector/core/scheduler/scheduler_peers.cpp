@@ -37,6 +37,9 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
     reply.chunks.back().windows_from = slot->meta.windows_from;
     reply.chunks.back().givers = slot->givers;
     reply.chunks.back().lacks_slots = is_growing || slot->ranks_in_frames > 0;
+    if (is_growing)
+      promise::verified_only_while_saved(request.is_sure_of_frames, request.push, reply.chunks.back().checksums.size(),
+                                         slot->ref.slot);
     promise::purged_is_gone(provenance_.is_purged(slot->givers), slot->ref.slot);
   }
   if (chunks.empty()) {

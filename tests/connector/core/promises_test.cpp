@@ -111,6 +111,15 @@ TEST_F(Promises, VerifiedOnly) {
   EXPECT_BREAKS(promise::verified_only(true, 1, 2, 3), "verified-only");
   promise::verified_only_in_slots(0, 3);
   EXPECT_BREAKS(promise::verified_only_in_slots(1, 3), "verified-only");
+  promise::verified_only_while_saved(true, 7, 0, 3);
+  EXPECT_BREAKS(promise::verified_only_while_saved(false, 7, 0, 3), "verified-only");
+  EXPECT_BREAKS(promise::verified_only_while_saved(true, 0, 0, 3), "verified-only");
+  EXPECT_BREAKS(promise::verified_only_while_saved(true, 7, 1, 3), "verified-only");
+  promise::verified_only_in_all_frames(1, std::array{2u, 1u}, 3);
+  EXPECT_BREAKS(promise::verified_only_in_all_frames(2, std::array{2u, 1u}, 3), "verified-only");
+  promise::verified_only_when_settled(false, false, 3);
+  promise::verified_only_when_settled(true, true, 3);
+  EXPECT_BREAKS(promise::verified_only_when_settled(true, false, 3), "verified-only");
 }
 
 }  // namespace
