@@ -10,6 +10,7 @@
 #include "controller/engines/engine_directory.h"
 #include "controller/http/http_access.h"
 #include "controller/http/http_api.h"
+#include "controller/http/http_framing.h"
 #include "controller/http/http_listener.h"
 #include "controller/protocol/stream_socket.h"
 #include "controller/scale/etcd_messages.h"
@@ -203,6 +204,32 @@ std::vector<std::string> http_seeds() {
   return seeds;
 }
 
+// ---- where HTTP requests end: the first two bytes say how much of the rest arrives first ----
+
+void run_http_framing(std::string_view bytes) {
+  using State = HttpFraming::State;
+  Cutter cutter(bytes);
+  const std::size_t low = cutter.byte(), num_first = low | std::size_t{cutter.byte()} << 8;
+  const std::string_view request = cutter.rest();
+  HttpFraming at_once, in_parts;
+  const State expected = at_once.read(request);
+  State state = in_parts.read(request.substr(0, num_first));
+  if (state == State::kIncomplete) state = in_parts.read(request);
+  KVFERRY_CHECK(state == expected && in_parts.authorization() == at_once.authorization(), "parts: {}", num_first);
+  KVFERRY_CHECK(state != State::kComplete || (in_parts.size() == at_once.size() && at_once.size() <= request.size()),
+                "parts: {}", num_first);
+}
+
+std::vector<std::string> http_framing_seeds() {
+  std::vector<std::string> seeds;
+  for (const char* request :
+       {"GET /nodes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer abc\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+        "POST /pair HTTP/1.1\r\ncontent-length: 4\r\nExpect: 100-continue\r\n\r\nbody",
+        "POST /pair HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4;x=y\r\nbody\r\n0\r\nA: b\r\n\r\n"})
+    seeds.push_back(std::string{'\x14', '\0'} + request);
+  return seeds;
+}
+
 // ---- the replies of etcd ----
 
 void run_etcd(std::string_view bytes) {
@@ -235,6 +262,7 @@ const std::vector<Target> kServerTargets = {{"state_files", run_state_files, sta
                                             {"stream_frames", run_stream_frames, stream_frame_seeds},
                                             {"stream_answers", run_stream_answers, stream_answer_seeds},
                                             {"http", run_http, http_seeds},
+                                            {"http_framing", run_http_framing, http_framing_seeds},
                                             {"etcd", run_etcd, etcd_seeds}};
 
 }  // namespace kvferry::fuzz
