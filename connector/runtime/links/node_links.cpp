@@ -10,10 +10,9 @@ namespace kvferry {
 namespace {
 
 constexpr TimeNs kTick = 50 * kMillisecond, kReportEvery = kSecond;
-// Longest time that actions that are not urgent wait, and that the thread sleeps. Each turn takes time from a model
-// that computes on the same core, and waking the thread takes the engine's own thread longer than planning a whole
-// step.
-constexpr int kWaitMs = 10;
+// Longest time that actions that are not urgent wait. The thread sleeps no longer than that soon after other actions,
+// and for up to kLongWaitMs later, because each turn takes time from a model that computes on the same core.
+constexpr int kShortWaitMs = 2, kLongWaitMs = 20;
 // Limit on the requests of other nodes that a turn of the thread takes, and on their answers. Without it, peers that
 // send without a break would keep the thread from deadlines, workers and the controller.
 constexpr int kMessagesPerTurn = 256;
@@ -59,7 +58,7 @@ void NodeLinks::with_core(const LinkParts::Event& event) {
 }
 
 bool NodeLinks::enqueue(std::vector<Action> actions) {
-  bool is_urgent = false;
+  bool is_urgent = !actions.empty() && std::exchange(sleeps_long_, false);
   for (Action& action : actions) {
     is_urgent |= std::holds_alternative<QueryDirectory>(action) || std::holds_alternative<RequestLease>(action) ||
                  std::holds_alternative<StartPull>(action) || std::holds_alternative<OfferPush>(action) ||
@@ -79,8 +78,10 @@ int NodeLinks::turn(std::vector<pollfd>& fds) {
   {
     const std::lock_guard lock(shared_.mutex);
     actions.swap(queue_);
+    sleeps_long_ = false;
   }
   bool busy = !actions.empty();
+  if (busy) last_actions_ = clock_.now();
   for (Action& action : actions) execute(std::move(action));
   busy |= take_requests();
   busy |= leases_->progress();
@@ -104,7 +105,9 @@ int NodeLinks::turn(std::vector<pollfd>& fds) {
   const std::lock_guard lock(shared_.mutex);
   if (!queue_.empty()) return 0;
   directory_.set_load(shared_.core->num_requests());
-  return leases_->is_waiting() ? 1 : kWaitMs;
+  if (leases_->is_waiting()) return 1;
+  sleeps_long_ = clock_.now() - last_actions_ >= kShortWaitMs * kMillisecond;
+  return sleeps_long_ ? kLongWaitMs : kShortWaitMs;
 }
 
 void NodeLinks::execute(Action action) {

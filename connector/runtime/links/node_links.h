@@ -32,8 +32,10 @@ class NodeLinks {
   /// Connects to the workers and starts the thread.
   Result<void> start(const std::vector<WorkerHello>& workers);
   /// Queues the core's actions for the thread. The caller must hold the lock, and must call this after each event.
-  /// Returns true if an action is urgent: the caller should then call wake(), best after the lock is released. Actions
-  /// that are not urgent, such as reports to the controller, wait for the thread's next turn, for at most 10 ms.
+  /// Returns true if the caller should call wake(), best after the lock is released, because an action is urgent, or
+  /// because the thread sleeps for longer than an action that is not urgent may wait (2 ms). Waking the thread may take
+  /// the engine's own thread longer than planning a whole step, so actions that are not urgent, such as reports to the
+  /// controller, wake it at most every 2 ms.
   bool enqueue(std::vector<Action> actions);
   void wake() { loop_.wake(); }
   /// Deregisters from the controller and joins the thread. A second call does nothing.
@@ -61,7 +63,9 @@ class NodeLinks {
   std::optional<LeaseLinks> leases_;  // empty until start() is called with the workers
   PushLinks pushes_{parts_};
   TimeNs next_tick_ = 0, next_report_ = 0;
+  TimeNs last_actions_ = 0;    // time at which the thread last took actions from the queue
   std::vector<Action> queue_;  // guarded by shared_.mutex
+  bool sleeps_long_ = false;   // guarded by shared_.mutex; whether an action that is not urgent must wake the thread
   PollLoop loop_;
 };
 
