@@ -10,13 +10,6 @@
 namespace kvferry::controller {
 namespace {
 
-// Limit on the nodes that a member registers. A controller takes messages of connections in rotation, so each node of a
-// member can delay the nodes of other members by one message.
-constexpr std::ptrdiff_t kNodesPerMemberMax = 32;
-// Limit on a message of a member from a connection without a registered node, such as a Hello. A longer one, such as a
-// Publish, would be parsed for nothing.
-constexpr std::size_t kUnregisteredBytesMax = std::size_t{64} << 10;
-
 /// Returns the protocol versions that the node speaks. An older node sends no range and speaks only the version in the
 /// header.
 VersionRange spoken_by(const wire::Hello& hello) {
@@ -207,12 +200,6 @@ struct Sessions::Receiver {
     if (!turn.sender.owns(hello.node.engine_id.value))
       return fmt::format("{} has the key of {}; its engine id must be '{}', or begin with '{}_' or '{}.'", name,
                          turn.sender.str(), turn.sender.name, turn.sender.name, turn.sender.name);
-    if (!turn.sender.name.empty() && !self.directory_.find_node(hello.node.name_space, hello.node.engine_id.value) &&
-        self.num_nodes_of(turn.sender.name) >= kNodesPerMemberMax)
-      return fmt::format(
-          "{} has the key of {}, with which {} nodes are registered, the most for one key; give it a key "
-          "of its own: kvferry keygen --add-node",
-          name, turn.sender.str(), kNodesPerMemberMax);
     return self.observer_ == nullptr ? std::nullopt : self.observer_->refusal(hello.node);
   }
 
@@ -249,10 +236,6 @@ void Sessions::receive(ConnectionId from, std::string_view bytes, TimeNs now, Re
   if (const auto lookup = wire::read_lookup(bytes, protocol_)) {
     receiver.turn.version = lookup->version;
     return receiver(*lookup);
-  }
-  if (bytes.size() > kUnregisteredBytesMax && sender.role < net::Role::kAdmin && session(from) == nullptr) {
-    ++counters_.messages_unregistered;
-    return;
   }
   Result<wire::FromNode> message = wire::parse<wire::FromNode>(bytes, protocol_);
   if (message) {

@@ -1,6 +1,5 @@
 #include "controller/directory/sessions.h"
 
-#include <algorithm>
 #include <bit>
 
 #include "controller/protocol/wire.h"
@@ -65,12 +64,6 @@ Status Sessions::status(TimeNs now) const {
 const Sessions::Session* Sessions::session(ConnectionId connection) const {
   const auto it = sessions_.find(connection);
   return it == sessions_.end() ? nullptr : &it->second;
-}
-
-std::ptrdiff_t Sessions::num_nodes_of(std::string_view member) const {
-  const auto nodes = directory_.nodes();
-  return std::count_if(nodes.begin(), nodes.end(),
-                       [&](const auto& entry) { return entry.second->details.member == member; });
 }
 
 void Sessions::count_malformed(std::string_view reason) {

@@ -138,7 +138,6 @@ class Sessions {
   void send_orders();
   void count_refused(std::string_view why, TimeNs now);
   std::string name_of(NodeId node) const;
-  std::ptrdiff_t num_nodes_of(std::string_view member) const;
   template <class Message>
   void reply(const Turn& turn, Message message);
   void count_reply(bool is_sent) { ++(is_sent ? counters_.messages_sent : counters_.replies_dropped); }

@@ -111,48 +111,6 @@ TEST_F(RolesTest, AMemberRegistersOnlyNodesOfItsName) {
   EXPECT_EQ(sessions_.counters().nodes_refused, 3U);
 }
 
-TEST_F(RolesTest, AMemberRegistersSoManyNodesAndNoMore) {
-  const net::Identity member{"p", Role::kWorker}, other{"q", Role::kWorker};
-  const auto hello = [&](const std::string& name, std::uint64_t incarnation, const net::Identity& sender) {
-    const ConnectionId from = sessions_.open();
-    say(from, wire::Hello{.node = node_info(name, incarnation)}, sender);
-    return from;
-  };
-  std::vector<ConnectionId> connections;
-  for (int i = 0; i < 32; ++i) {
-    connections.push_back(hello(fmt::format("p_{}", i), 1, member));
-    EXPECT_EQ(refusal(), "");
-  }
-  hello("p_32", 1, member);
-  EXPECT_EQ(refusal(),
-            "node 'p_32' has the key of member 'p' (role worker), with which 32 nodes are registered, the most"
-            " for one key; give it a key of its own: kvferry keygen --add-node");
-  connections[0] = hello("p_0", 2, member);
-  EXPECT_EQ(refusal(), "") << "a node that was started again is no further one";
-  hello("q", 1, other);
-  hello("r", 1, {});
-  EXPECT_EQ(sessions_.directory().nodes().size(), 34U);
-  say(connections[0], wire::Leave{.incarnation = 2}, member);
-  hello("p_32", 1, member);
-  EXPECT_EQ(refusal(), "");
-}
-
-TEST_F(RolesTest, ALongMessageOfAMemberWithoutANodeIsNotParsed) {
-  const net::Identity member{"p", Role::kWorker}, admin{"operator", Role::kAdmin};
-  const wire::AdminRequest pin{.verb = "pin", .keys = {keys_of(0, 8192)}};
-  ASSERT_GT(encode(pin).size(), 65536U);
-  const ConnectionId from = sessions_.open();
-  say(from, pin, member);
-  EXPECT_TRUE(answers_.empty());
-  EXPECT_EQ(sessions_.counters().messages_unregistered, 1U);
-  say(from, pin, admin);
-  EXPECT_EQ(answers_.size(), 1U);
-  say(from, wire::Hello{.node = node_info("p")}, member);
-  say(from, pin, member);
-  EXPECT_EQ(answers_.size(), 1U);
-  EXPECT_EQ(sessions_.counters().messages_unregistered, 1U);
-}
-
 TEST_F(RolesTest, ARegistrationWithTooLowARoleIsARefusedNodeWithAReason) {
   const net::Identity reader{"monitor", Role::kReader};
   say(sessions_.open(), wire::Hello{.node = node_info("a")}, reader);
