@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import processors
 from deployments import door, own_cores, running, running_alone
-from handover import new_prompt, session, streamed
+from handover import new_request, session, streamed
 from kvferry_launch.progress import Step
 
 WARM_UP = 2  # rounds
@@ -96,9 +96,7 @@ async def turn(http: aiohttp.ClientSession, side: Side, length: int) -> Times:
     begin = time.monotonic()
     for _ in range(REQUESTS_A_TURN):
         sent = time.monotonic()
-        times, _ = await streamed(http, side.url, {"model": side.model, "prompt": new_prompt(length),
-                                                   "temperature": 0.0, "ignore_eos": True,
-                                                   "max_tokens": side.output_tokens})
+        times, _ = await streamed(http, side.url, new_request(side.model, length, side.output_tokens))
         firsts.append(times[0] - sent)
     return Times(statistics.median(firsts), time.monotonic() - begin)
 

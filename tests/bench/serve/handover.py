@@ -57,6 +57,12 @@ def new_prompt(length: int) -> list[int]:
     return [dice.randrange(3, 500) for _ in range(length)]
 
 
+def new_request(model: str, length: int, max_tokens: int) -> dict[str, Any]:
+    """Returns the body of a request with a new prompt, whose answer has exactly `max_tokens` tokens."""
+    return {"model": model, "prompt": new_prompt(length), "temperature": 0.0, "ignore_eos": True,
+            "max_tokens": max_tokens}
+
+
 REQUEST_SECONDS = 300
 
 
@@ -129,8 +135,7 @@ async def _measure(deployment: Deployment, door: Door, name: str, length: int, r
         for turn in range(WARM_UP + repeat):
             if turn == WARM_UP:
                 before = _seconds(deployment, door)
-            body = {"model": str(deployment.decode.model), "prompt": new_prompt(length), "temperature": 0.0,
-                    "ignore_eos": True, "max_tokens": OUTPUT_TOKENS}
+            body = new_request(str(deployment.decode.model), length, OUTPUT_TOKENS)
             answers.append(await (through_proxy(http, door, body) if name in TRANSFERS else
                                   _by_hand(http, deployment, body)))
         after = _seconds(deployment, door)

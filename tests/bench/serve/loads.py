@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 from deployments import Deployment, Door, door, running
-from handover import new_prompt, session, streamed
+from handover import new_request, session, streamed
 from kvferry_launch.progress import Step
 
 WARM_UP = 1  # rounds
@@ -28,18 +28,15 @@ def figures(without: list[float], with_it: list[float]) -> dict[str, Any]:
     return found | {"itl_p99_ratio": round(beside[98] / before[98], 3)}
 
 
-async def intervals_beside(http: aiohttp.ClientSession, url: str, model: str, other_url: str, other: dict[str, Any],
-                           length: int) -> tuple[list[float], int]:
+async def intervals_beside(http: aiohttp.ClientSession, url: str, model: str, other_url: str, length: int,
+                           max_tokens: int) -> tuple[list[float], int]:
     """Returns the intervals between the tokens of a stream of the server at `url`, and the number of other requests,
-    which are sent to `other_url` one after the other until the stream ends.
+    which are sent to `other_url` one after the other until the stream ends. `length`, `max_tokens`: of the others.
     """
-    def body(tokens: int) -> dict[str, Any]:
-        return {"model": model, "prompt": new_prompt(tokens), "temperature": 0.0, "ignore_eos": True}
-
-    stream = asyncio.create_task(streamed(http, url, body(PROMPT_TOKENS) | {"max_tokens": STREAM_TOKENS}))
+    stream = asyncio.create_task(streamed(http, url, new_request(model, PROMPT_TOKENS, STREAM_TOKENS)))
     ends = []
     while not stream.done():
-        await streamed(http, other_url, body(length) | other)
+        await streamed(http, other_url, new_request(model, length, max_tokens))
         ends.append(time.monotonic())
     times, _ = await stream
     return [later - earlier for earlier, later in itertools.pairwise(times)], sum(end <= times[-1] for end in ends)
@@ -48,14 +45,14 @@ async def intervals_beside(http: aiohttp.ClientSession, url: str, model: str, ot
 async def _by_turns(deployment: Deployment, proxy: Door, model: str, length: int, rounds: int, step: Step
                     ) -> dict[str, Any]:
     assert deployment.prefill is not None
-    sides = (("without", deployment.prefill.url, {"max_tokens": 1}), ("with", proxy.url, {"max_tokens": 2}))
+    sides = (("without", deployment.prefill.url, 1), ("with", proxy.url, 2))
     found: dict[str, list[float]] = {"without": [], "with": []}
     loads = 0
     async with session() as http:
         for number in range(WARM_UP + rounds):
             step.update(number / (WARM_UP + rounds), f"{length} tokens")
-            for name, url, other in sides if number % 2 else reversed(sides):
-                intervals, others = await intervals_beside(http, deployment.decode.url, model, url, other, length)
+            for name, url, max_tokens in sides if number % 2 else reversed(sides):
+                intervals, others = await intervals_beside(http, deployment.decode.url, model, url, length, max_tokens)
                 if number >= WARM_UP:
                     found[name] += intervals
                     loads += others if name == "with" else 0

@@ -129,7 +129,7 @@ def test_the_intervals_of_a_stream_are_those_while_others_are_asked(monkeypatch:
         return [], []
 
     monkeypatch.setattr(loads, "streamed", streamed)
-    intervals, ended = asyncio.run(loads.intervals_beside(None, "decode", "m", "proxy", {"max_tokens": 2}, 512))
+    intervals, ended = asyncio.run(loads.intervals_beside(None, "decode", "m", "proxy", 512, 2))
     assert intervals[:2] == [0.5, 1.5]
     assert others == [512] * len(others) and ended == len(others) - 1, "the last one ended after the stream"
     assert loads.figures([0.1] * 90 + [0.2] * 10, [0.1] * 90 + [0.4] * 10) == {
