@@ -85,7 +85,7 @@ class World {
     StartPull wanted;
     std::uint32_t ranks_left = 0;
     bool has_failed = false;  // a rank could not read its part
-    std::vector<std::shared_ptr<RankPull>> ranks;
+    std::vector<RankPullPtr> ranks;
   };
   struct Node {
     std::unique_ptr<MiniEngine> engine;
