@@ -41,7 +41,7 @@ struct Counters {
   std::uint64_t handshakes_refused = 0;  // connections whose peer did not prove that it has an accepted key
   std::uint64_t reports_malformed = 0;   // reports in heartbeats that were dropped because they were malformed
   std::uint64_t messages_forbidden = 0;  // messages whose sender was revoked or has a role that does not allow them
-  // Times that a connection's further messages waited because it had used its share and other connections waited too.
+  // Times that a message waited, or was received as one over its sender's share, because others waited too.
   std::uint64_t peers_delayed = 0;
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,

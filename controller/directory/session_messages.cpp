@@ -10,6 +10,9 @@
 namespace kvferry::controller {
 namespace {
 
+// Limit on a message, other than a lookup, of a sender that has used its share. Heartbeats are shorter.
+constexpr std::size_t kOverShareBytesMax = std::size_t{16} << 10;
+
 /// Returns the protocol versions that the node speaks. An older node sends no range and speaks only the version in the
 /// header.
 VersionRange spoken_by(const wire::Hello& hello) {
@@ -122,7 +125,9 @@ struct Sessions::Receiver {
       return self.count_malformed(fmt::format("a lookup of node {} has {} keys; at most {} are allowed",
                                               self.name_of(session->node), lookup.query.num_keys(),
                                               wire::kKeysPerLookupMax));
-    if (!self.directory_.find_holders(session->node, lookup.query, turn.now, self.found_))
+    if (turn.is_over_share)
+      self.found_.clear();
+    else if (!self.directory_.find_holders(session->node, lookup.query, turn.now, self.found_))
       return send_unregistered(lookup.incarnation);
     ++self.counters_.lookups;
     self.counters_.lookup_keys += lookup.query.keys.size();
@@ -141,6 +146,10 @@ struct Sessions::Receiver {
   }
 
   void operator()(const wire::AdminRequest& request) {
+    if (turn.is_over_share)
+      return self.reply(turn, wire::AdminReply{.token = request.token,
+                                               .text = "the controller is busy with other messages of this member; try "
+                                                       "again"});
     const Session* asker = self.session(turn.from);
     const wire::AdminReply answer =
         self.orders_.execute(request, asker == nullptr ? std::nullopt : std::optional(asker->node), turn.now);
@@ -148,7 +157,9 @@ struct Sessions::Receiver {
     self.reply(turn, answer);
   }
 
-  void operator()(const wire::StatusRequest&) { self.reply(turn, wire::StatusReply{.status = self.status(turn.now)}); }
+  void operator()(const wire::StatusRequest&) {
+    if (!turn.is_over_share) self.reply(turn, wire::StatusReply{.status = self.status(turn.now)});
+  }
 
   /// Returns true if the sender may send the message. Otherwise replies to the sender with the reason.
   bool is_allowed(const wire::FromNode& message) {
@@ -230,13 +241,14 @@ struct Sessions::Receiver {
 };
 
 void Sessions::receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies,
-                       const net::Identity& sender) {
-  Receiver receiver{*this, {from, now, replies, bytes, protocol_.newest, sender}};
+                       const net::Identity& sender, bool is_over_share) {
+  Receiver receiver{*this, {from, now, replies, bytes, protocol_.newest, sender, is_over_share}};
   ++counters_.messages_taken;
   if (const auto lookup = wire::read_lookup(bytes, protocol_)) {
     receiver.turn.version = lookup->version;
     return receiver(*lookup);
   }
+  if (is_over_share && bytes.size() > kOverShareBytesMax) return;
   Result<wire::FromNode> message = wire::parse<wire::FromNode>(bytes, protocol_);
   if (message) {
     receiver.turn.version = std::visit([](const auto& body) { return body.header.version; }, *message);

@@ -90,9 +90,11 @@ void Sessions::count_refused_handshake() {
 void Sessions::count_delayed(ConnectionId connection, std::string_view used) {
   if (!std::has_single_bit(++counters_.peers_delayed)) return;
   const Session* const sender = session(connection);
-  log().warn("further messages of {} wait for those of other peers ({} such waits so far): it used its share, {}",
-             sender == nullptr ? "a peer that is no registered node" : "node " + name_of(sender->node),
-             counters_.peers_delayed, used);
+  log().warn(
+      "messages of {} wait for those of other peers, or are dropped or answered with nothing ({} times so far): "
+      "it used its share, {}",
+      sender == nullptr ? "a peer that is no registered node" : "node " + name_of(sender->node),
+      counters_.peers_delayed, used);
 }
 
 void Sessions::revoke(ConnectionId from, TimeNs now) {

@@ -73,9 +73,11 @@ class Sessions {
   ConnectionId open() { return ConnectionId{++last_connection_}; }
 
   /// Handles one message; the replies to it are passed to `replies` before receive() returns. `sender` may send only
-  /// what its role allows, and register only nodes whose engine ids it owns.
+  /// what its role allows, and register only nodes whose engine ids it owns. `is_over_share`: the sender has used its
+  /// share of the listener's time. Its leases go on, but its lookups get empty answers, its orders are refused, and its
+  /// long messages are dropped and requested again by the answer to a later one.
   void receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies,
-               const net::Identity& sender = {});
+               const net::Identity& sender = {}, bool is_over_share = false);
   /// Counts a message of a member that was revoked, and removes the node that is registered on the connection, if any.
   void revoke(ConnectionId from, TimeNs now);
   /// Adds the nodes that the directory reloaded from the state folder.
@@ -110,8 +112,8 @@ class Sessions {
   void set_insecure(bool insecure) { insecure_ = insecure; }
   /// Counts a connection that ended before its peer proved that it has an accepted key.
   void count_refused_handshake();
-  /// Counts that further messages of a connection wait, because it has used its share of a turn and other connections
-  /// wait too. `used`: what the share was used for.
+  /// Counts that messages of a connection wait, or are received as those of a sender that is over its share. `used`:
+  /// what the share was used for.
   void count_delayed(ConnectionId connection, std::string_view used);
 
  private:
@@ -129,6 +131,7 @@ class Sessions {
     std::string_view bytes{};
     std::uint32_t version = 0;  // protocol version of the reply
     net::Identity sender{};
+    bool is_over_share = false;
   };
   struct Receiver;  // visitor with one overload for each type in wire::FromNode; see session_messages.cpp
 

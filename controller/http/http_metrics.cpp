@@ -110,8 +110,8 @@ constexpr MetricRow kMetrics[] = {
      "Orders to pin, unpin, replicate, evict and purge that were sent to nodes, as for drains, moves and kvferry "
      "clear"},
     {"peers_delayed_total", "counter",
-     "Times that further messages of a stream waited because it had used its share of a turn and others waited too; "
-     "grows fast while a peer floods the controller"},
+     "Times that messages of a stream waited because it had used its share of a turn and others waited too, or that a "
+     "member over its share got no answer but an empty one; grows fast while a peer floods the controller"},
     {"pinned_keys", "gauge", "Chunks that nodes may not evict, by order of the controller"},
     {"replicas", "gauge",
      "With --etcd or --event-log: live replicas that this one knows, itself included; below the number that you "

@@ -31,6 +31,8 @@ class TurnBudget {
   /// Counts messages that were handled and bytes that were read. Either number may be 0.
   void count(std::size_t num_messages, std::size_t num_bytes);
 
+  /// Returns the last reading of the clock.
+  TimeNs now() const { return now_; }
   bool is_turn_over() const {
     return turn_.num_messages >= kTurnMessagesMax || turn_.num_bytes >= kTurnBytesMax ||
            now_ - turn_.begun_at >= kTurnTimeMax;

@@ -5,6 +5,7 @@
 
 #include "controller/api/endpoint.h"
 #include "controller/protocol/wire.h"
+#include "controller/server/member_shares.h"
 #include "controller/server/node_listeners.h"
 #include "controller/server/turn_budget.h"
 #include "transport/base/net/zmq_socket.h"
@@ -65,15 +66,15 @@ class ZmqListener final : public BoundListener, private ReplySender {
   const std::string& address() const override { return router_->endpoint(); }
   int fd() const override { return router_->fd(); }
 
-  /// The socket takes one message of each peer in turn, so a flooding peer delays each message of another peer by one
-  /// message.
+  /// The socket takes one message of each connection in turn, so a flooding one delays each message of another one by
+  /// one message. A member with many connections has one share of the time for all of them.
   bool serve(TimeNs now) override {
     for (; num_counted_ < router_->num_handshakes_failed(); ++num_counted_)
       if (has_key_) sessions_.count_refused_handshake();
     for (budget_.begin_turn(); !budget_.is_turn_over();) {
-      if (!receive_one(now)) return false;
+      if (!receive_one(now)) return messages_wait_ = false;
     }
-    return true;
+    return messages_wait_ = true;
   }
 
  private:
@@ -81,18 +82,25 @@ class ZmqListener final : public BoundListener, private ReplySender {
     net::ZmqPart parts[2];  // the routing id and the payload
     const std::size_t num_parts = router_->receive(parts);
     if (num_parts == 0) return false;
-    budget_.count(1, parts[1].bytes().size());
-    if (num_parts != std::size(parts)) {
-      sessions_.count_malformed(fmt::format("the ZeroMQ message has {} parts; exactly one is allowed", num_parts - 1));
-      return true;
-    }
-    const ConnectionId from = connections_.id_of(std::string(parts[0].bytes()));
+    const TimeNs begun_at = budget_.now();
     const net::Identity sender = router_->sender_of(parts);
-    if (sender.role == net::Role::kNone)
-      sessions_.revoke(from, now);
-    else
-      sessions_.receive(from, parts[1].bytes(), now, *this, sender);
+    handle(parts, num_parts, now, sender);
+    budget_.count(1, parts[1].bytes().size());
+    if (!sender.name.empty()) shares_.add(sender.name, budget_.now() - begun_at, budget_.now());
     return true;
+  }
+
+  void handle(net::ZmqPart (&parts)[2], std::size_t num_parts, TimeNs now, const net::Identity& sender) {
+    if (num_parts != std::size(parts))
+      return sessions_.count_malformed(
+          fmt::format("the ZeroMQ message has {} parts; exactly one is allowed", num_parts - 1));
+    const ConnectionId from = connections_.id_of(std::string(parts[0].bytes()));
+    if (sender.role == net::Role::kNone) return sessions_.revoke(from, now);
+    const bool is_over_share = messages_wait_ && shares_.is_used_up(sender.name, budget_.now());
+    if (is_over_share)
+      sessions_.count_delayed(
+          from, fmt::format("{} ms of {} ms", kMemberTimeMax / kMillisecond, kMemberWindow / kMillisecond));
+    sessions_.receive(from, parts[1].bytes(), now, *this, sender, is_over_share);
   }
 
   bool send(ConnectionId to, std::string_view bytes) override {
@@ -104,6 +112,8 @@ class ZmqListener final : public BoundListener, private ReplySender {
   Connections connections_;
   std::unique_ptr<net::ZmqSocket> router_;
   TurnBudget budget_;
+  MemberShares shares_;
+  bool messages_wait_ = false;  // whether the last turn left messages
   bool has_key_ = false;
   std::uint64_t num_counted_ = 0;  // failed handshakes that were counted
 };

@@ -111,6 +111,38 @@ TEST_F(RolesTest, AMemberRegistersOnlyNodesOfItsName) {
   EXPECT_EQ(sessions_.counters().nodes_refused, 3U);
 }
 
+TEST_F(RolesTest, ASenderOverItsShareKeepsItsLeasesAndGetsNothingLookedUpOrDone) {
+  const net::Identity member{"p", Role::kWorker}, other{"q", Role::kWorker};
+  const ConnectionId holder = sessions_.open(), asker = sessions_.open();
+  say(holder, wire::Hello{.node = node_info("q")}, other);
+  say(holder, wire::Publish{.incarnation = 1, .sequence = 0, .full = {keys_of(0, 1)}}, other);
+  say(asker, wire::Hello{.node = node_info("p")}, member);
+  const auto say_over_share = [&](const auto& message) {
+    answers_.clear();
+    sessions_.receive(asker, encode(message), now_, *this, member, true);
+  };
+  const wire::Lookup lookup{.incarnation = 1, .token = 7, .keys = {keys_of(0, 1)}};
+  say_over_share(lookup);
+  const auto& empty = std::get<wire::LookupReply>(answers_.at(0));
+  EXPECT_EQ(empty.token, 7U);
+  EXPECT_THAT(empty.holders, ::testing::IsEmpty());
+  answers_.clear();
+  say(asker, lookup, member);
+  EXPECT_EQ(std::get<wire::LookupReply>(answers_.at(0)).holders.size(), 1U);
+
+  say_over_share(wire::AdminRequest{.token = 8, .verb = "pin"});
+  EXPECT_THAT(refusal(), HasSubstr("busy"));
+  say_over_share(wire::StatusRequest{});
+  EXPECT_TRUE(answers_.empty());
+  say_over_share(wire::Publish{.incarnation = 1, .sequence = 0, .full = {keys_of(0, 2000)}});
+  EXPECT_EQ(sessions_.directory().num_chunks(), 1U);
+  say_over_share(wire::Heartbeat{.incarnation = 1, .next_sequence = 1});
+  EXPECT_EQ(sessions_.counters().heartbeats, 1U);
+  const Repair wanted = sessions_.directory().repair(sessions_.directory().find_node("", "p").value());
+  EXPECT_EQ(wanted.resend_from, 0U) << "the dropped message is requested again";
+  EXPECT_EQ(wanted.heard_below, 1U);
+}
+
 TEST_F(RolesTest, ARegistrationWithTooLowARoleIsARefusedNodeWithAReason) {
   const net::Identity reader{"monitor", Role::kReader};
   say(sessions_.open(), wire::Hello{.node = node_info("a")}, reader);

@@ -8,9 +8,11 @@
 
 #include "controller/protocol/stream_socket.h"
 #include "controller/protocol/wire.h"
+#include "controller/server/member_shares.h"
 #include "controller/server/node_listeners.h"
 #include "controller/server/turn_budget.h"
 #include "tests/controller/live.h"
+#include "tests/transport/base/net/members_folder.h"
 #include "transport/base/net/zmq_socket.h"
 
 namespace kvferry::controller {
@@ -73,6 +75,18 @@ TEST(TurnBudget, EndsATurnAndAShareByTime) {
     EXPECT_EQ(budget.share_used(), "2 messages in 2000 us");
   }
   EXPECT_EQ(num_shares, static_cast<std::size_t>(kTurnTimeMax / kShareTimeMax));
+}
+
+TEST(MemberShares, AnEmptyShareIsFullAgainInTheNextWindow) {
+  MemberShares shares;
+  const TimeNs begin = kSecond;
+  EXPECT_FALSE(shares.is_used_up("a", begin));
+  shares.add("a", kMemberTimeMax - 1, begin);
+  EXPECT_FALSE(shares.is_used_up("a", begin));
+  shares.add("a", 1, begin);
+  EXPECT_TRUE(shares.is_used_up("a", begin + kMemberWindow - 1));
+  EXPECT_FALSE(shares.is_used_up("b", begin));
+  EXPECT_FALSE(shares.is_used_up("a", begin + kMemberWindow));
 }
 
 /// A peer of the stream listener that sends and reads without blocking.
@@ -202,6 +216,61 @@ TEST(ZmqTurns, ATurnEndsByTime) {
     taken = sessions.counters().messages_taken;
   }
   EXPECT_EQ(taken, kMessages);
+}
+
+TEST(ZmqTurns, AMemberHasOneShareForAllOfItsConnections) {
+  net::MembersFolder folder;
+  const net::ClusterKey greedy = folder.add("w", net::Role::kWorker);
+  const net::ClusterKey holding = folder.add("holder", net::Role::kWorker);
+  const net::ClusterKey asking = folder.add("other", net::Role::kWorker);
+  SteppingClock clock;
+  Sessions sessions{{}, 0};
+  const auto listener = listen_zmq("tcp://127.0.0.1:0", sessions, clock, folder.read("cluster")).value();
+  const auto connected = [&](const net::ClusterKey& key, const std::string& name) {
+    auto context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key);
+    auto peer = net::ZmqSocket::make(std::move(context), net::ZmqKind::kDealer, {}).value();
+    peer->set_linger(0);
+    EXPECT_TRUE(peer->connect(listener->address()));
+    EXPECT_TRUE(peer->send(encode(wire::Hello{.node = node_info(name)})));
+    return peer;
+  };
+  const auto num_found = [](const std::string_view reply) {
+    const auto parsed = wire::parse<wire::FromController>(reply).value();
+    const auto* const found = std::get_if<wire::LookupReply>(&parsed);
+    return found == nullptr ? std::nullopt : std::optional(found->holders.size());
+  };
+  const std::string lookup = encode(wire::Lookup{.incarnation = 1, .token = 7, .keys = {keys_of(0, 1)}});
+  std::vector<std::unique_ptr<net::ZmqSocket>> flooding;
+  for (const char* name : {"w_1", "w_2", "w_3"}) flooding.push_back(connected(greedy, name));
+  const auto holder = connected(holding, "holder");
+  ASSERT_TRUE(holder->send(encode(wire::Publish{.incarnation = 1, .sequence = 0, .full = {keys_of(0, 1)}})));
+  const auto other = connected(asking, "other");
+  clock.step = kMemberTimeMax / 10;
+  const TimeNs deadline = steady_clock().now() + kDeadlineMs * kMillisecond;
+  const auto serve_until = [&](const auto& reached) {
+    while (!reached() && steady_clock().now() < deadline) listener->serve(kSecond);
+    ASSERT_TRUE(reached());
+  };
+  serve_until([&] { return sessions.directory().num_nodes() == 5 && sessions.directory().num_chunks() == 1; });
+
+  std::size_t num_empty = 0, num_others = 0;
+  net::ZmqPart reply[1];
+  ASSERT_TRUE(other->send(lookup));
+  serve_until([&] {
+    for (const auto& peer : flooding) {
+      for (int i = 0; i < 16; ++i) (void)peer->send(lookup);
+      while (peer->receive(reply) > 0) num_empty += num_found(reply[0].bytes()) == 0 ? 1 : 0;
+    }
+    while (other->receive(reply) > 0) {
+      const auto found = num_found(reply[0].bytes());
+      if (!found) continue;
+      EXPECT_EQ(found, 1);
+      ++num_others;
+      (void)other->send(lookup);
+    }
+    return num_empty >= 20 && num_others >= 20;
+  });
+  EXPECT_GE(sessions.counters().peers_delayed, num_empty);
 }
 
 /// The number of connections of one peer that floods.
