@@ -4,14 +4,15 @@
 
 namespace kvferry {
 
-void PollLoop::start(Turn turn) {
-  thread_ = std::thread([this, turn = std::move(turn)] {
+void PollLoop::start(Turn turn, IsDue is_due) {
+  thread_ = std::thread([this, turn = std::move(turn), is_due = std::move(is_due)] {
     std::vector<pollfd> fds;
     while (!stopping_) {
       wake_.clear();
       fds.assign(1, {wake_.fd(), POLLIN, 0});
       const int wait_ms = turn(fds);
-      if (wait_ms > 0) ::poll(fds.data(), fds.size(), wait_ms);
+      while (wait_ms > 0 && ::poll(fds.data(), fds.size(), wait_ms) == 0 && !stopping_ && !is_due()) {
+      }
     }
   });
 }

@@ -17,9 +17,12 @@ class PollLoop {
   /// A turn does pending work, adds the file descriptors to wait for, and returns the longest time to wait for them in
   /// milliseconds, or 0 if the loop should start the next turn at once.
   using Turn = std::function<int(std::vector<pollfd>& fds)>;
+  /// Called when no descriptor became ready in that time. Returns false if the loop should wait as long once more.
+  using IsDue = std::function<bool()>;
 
   ~PollLoop() { stop(); }
-  void start(Turn turn);
+  void start(
+      Turn turn, IsDue is_due = [] { return true; });
   /// Makes the loop begin another turn without waiting for its file descriptors. May be called from any thread.
   void wake() { wake_.set(); }
   /// Ends the loop and joins its thread. A second call does nothing.

@@ -10,9 +10,12 @@ namespace kvferry {
 namespace {
 
 constexpr TimeNs kTick = 50 * kMillisecond, kReportEvery = kSecond;
-// Longest time that actions that are not urgent wait. The thread sleeps no longer than that soon after other actions,
-// and for up to kLongWaitMs later, because each turn takes time from a model that computes on the same core.
-constexpr int kShortWaitMs = 2, kLongWaitMs = 20;
+// Longest time between two turns. Each turn takes time from a model that computes on the same core.
+constexpr int kTurnEveryMs = 20;
+// Longest time that actions that are not urgent wait. For kOftenFor after actions, as while many requests decode, the
+// thread looks so often whether there are more, which is no turn; later it sleeps until it is woken.
+constexpr int kLookEveryMs = 3;
+constexpr TimeNs kOftenFor = 200 * kMillisecond;
 // Limit on the requests of other nodes that a turn of the thread takes, and on their answers. Without it, peers that
 // send without a break would keep the thread from deadlines, workers and the controller.
 constexpr int kMessagesPerTurn = 256;
@@ -46,7 +49,7 @@ Result<void> NodeLinks::start(const std::vector<WorkerHello>& workers) {
     ranks_.push_back(worker.endpoint);
   }
   leases_.emplace(parts_);
-  loop_.start([this](std::vector<pollfd>& fds) { return turn(fds); });
+  loop_.start([this](std::vector<pollfd>& fds) { return turn(fds); }, [this] { return is_turn_due(); });
   return {};
 }
 
@@ -73,6 +76,12 @@ void NodeLinks::shutdown() {
   directory_.leave();
 }
 
+bool NodeLinks::is_turn_due() {
+  if (leases_->is_waiting() || clock_.now() - turned_at_ >= kTurnEveryMs * kMillisecond) return true;
+  const std::lock_guard lock(shared_.mutex);
+  return !queue_.empty();
+}
+
 int NodeLinks::turn(std::vector<pollfd>& fds) {
   std::vector<Action> actions;
   {
@@ -80,8 +89,9 @@ int NodeLinks::turn(std::vector<pollfd>& fds) {
     actions.swap(queue_);
     sleeps_long_ = false;
   }
+  turned_at_ = clock_.now();
   bool busy = !actions.empty();
-  if (busy) last_actions_ = clock_.now();
+  if (busy) last_actions_ = turned_at_;
   for (Action& action : actions) execute(std::move(action));
   busy |= take_requests();
   busy |= leases_->progress();
@@ -106,8 +116,8 @@ int NodeLinks::turn(std::vector<pollfd>& fds) {
   if (!queue_.empty()) return 0;
   directory_.set_load(shared_.core->num_requests());
   if (leases_->is_waiting()) return 1;
-  sleeps_long_ = clock_.now() - last_actions_ >= kShortWaitMs * kMillisecond;
-  return sleeps_long_ ? kLongWaitMs : kShortWaitMs;
+  sleeps_long_ = turned_at_ - last_actions_ >= kOftenFor;
+  return sleeps_long_ ? kTurnEveryMs : kLookEveryMs;
 }
 
 void NodeLinks::execute(Action action) {

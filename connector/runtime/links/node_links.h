@@ -33,9 +33,9 @@ class NodeLinks {
   Result<void> start(const std::vector<WorkerHello>& workers);
   /// Queues the core's actions for the thread. The caller must hold the lock, and must call this after each event.
   /// Returns true if the caller should call wake(), best after the lock is released, because an action is urgent, or
-  /// because the thread sleeps for longer than an action that is not urgent may wait (2 ms). Waking the thread may take
+  /// because the thread sleeps for longer than an action that is not urgent may wait (3 ms). Waking the thread may take
   /// the engine's own thread longer than planning a whole step, so actions that are not urgent, such as reports to the
-  /// controller, wake it at most every 2 ms.
+  /// controller, wake it only if there were none for 200 ms.
   bool enqueue(std::vector<Action> actions);
   void wake() { loop_.wake(); }
   /// Deregisters from the controller and joins the thread. A second call does nothing.
@@ -44,6 +44,7 @@ class NodeLinks {
  private:
   // All methods below run on the thread of NodeLinks.
   int turn(std::vector<pollfd>& fds);
+  bool is_turn_due();
   void execute(Action action);
   bool take_requests();
   void tell_lives(const Asker& asker, const LivesRequest& asked);
@@ -63,7 +64,8 @@ class NodeLinks {
   std::optional<LeaseLinks> leases_;  // empty until start() is called with the workers
   PushLinks pushes_{parts_};
   TimeNs next_tick_ = 0, next_report_ = 0;
-  TimeNs last_actions_ = 0;    // time at which the thread last took actions from the queue
+  TimeNs turned_at_ = 0;       // begin of the last turn
+  TimeNs last_actions_ = 0;    // begin of the last turn that had actions
   std::vector<Action> queue_;  // guarded by shared_.mutex
   bool sleeps_long_ = false;   // guarded by shared_.mutex; whether an action that is not urgent must wake the thread
   PollLoop loop_;
