@@ -136,14 +136,19 @@ class World {
 
   // sim_world.cpp
   void start(std::size_t node);
-  void crash(std::size_t node);
-  void trouble();
-  void trouble_node(std::size_t node);
-  void order(std::size_t node);
   void deliver();
   void step_node(std::size_t node, double steps);
   Exit draw_exit();
   std::size_t other(std::size_t node) { return (node + dice_.between(1, num_nodes() - 1)) % num_nodes(); }
+
+  // sim_trouble.cpp
+  void crash(std::size_t node);
+  void trouble();
+  void trouble_node(std::size_t node);
+  void order(std::size_t node);
+  void evict(std::size_t node, std::span<const ChunkKey> keys);
+  void excuse_unpublished(std::size_t node, const ChunkPool::Slot& slot);
+  void excuse_all_unpublished(std::size_t node);
 
   // sim_network.cpp and sim_leases.cpp
   void at(TimeNs when, std::function<void()> what) { events_.emplace(when, std::move(what)); }
@@ -243,9 +248,6 @@ class World {
 
   // sim_garbage.cpp
   void garbage(std::size_t node);
-  void evict(std::size_t node, std::span<const ChunkKey> keys);
-  void excuse_unpublished(std::size_t node, const ChunkPool::Slot& slot);
-  void excuse_all_unpublished(std::size_t node);
   void forge_push(std::size_t node);
   void settle_forged(std::size_t node, const PushReply& reply);
   std::vector<HolderOffer> garbage_offers();
