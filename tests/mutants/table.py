@@ -29,6 +29,7 @@ NUMBERS = "../../transport/base/secrets/secret_numbers.cpp"
 SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
 ANNOUNCED = "scheduler/scheduler_announced.cpp"
 LAYERS = "push/push_sender_layers.cpp"
+SHAPES, SHARDS = "../runtime/links/shapes.cpp", "../../transport/base/shard_map.cpp"
 
 MUTANTS = [Mutant(*row) for row in (
     # idempotent-lookup
@@ -438,4 +439,17 @@ MUTANTS = [Mutant(*row) for row in (
      "LayersPulled.AHolderThatDoesNotAnswerIsLeftAlone"),
     ("an-early-settlement-is-lost", "exact-load", ANNOUNCED, "growing->second.settled = chunk;", ";",
      "LayersPulled.ASettlementThatComesBeforeTheLeaseIsKept"),
+    # breaks of reads of states between nodes of unlike shapes, for several promises
+    ("each-part-lies-at-its-layers-start", "verified-only", SHARDS,
+     "return layer_at[number] + part_at[rank.kinds[number]][part] + (place", "return layer_at[number] + (place"),
+    ("runs-are-joined-over-padding", "verified-only", SHARDS,
+     " &&\n                         last->target + last->cells == run.target;", ";"),
+    ("parts-of-unlike-sizes-are-mapped", "verified-only", SHARDS,
+     "mismatch(here, there); ours != here.end())", "mismatch(here, there); false)"),
+    ("parts-need-not-fill-the-chunk", "verified-only", SHAPES,
+     "if (parts[rank].num_bytes() != ranks[rank].chunk_bytes)", "if (false)"),
+    ("ranks-without-parts-are-served", "verified-only", SHAPES,
+     "if (!parts_.empty() && request.parts.size() != request.shards.size())", "if (false)"),
+    ("states-are-divided-by-heads", "exact-load", SHAPES,
+     "const bool has_parts = !our_parts.empty() || !their_parts.empty();", "const bool has_parts = false;"),
 )]

@@ -20,7 +20,8 @@ std::vector<KvGroup> groups_of(const CoreConfig& core) {
 
 }  // namespace
 
-MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards)
+MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards,
+                       std::vector<ShardParts> parts)
     : config_(config),
       block_tokens_(core.groups.at(0).block_tokens),
       whole_blocks_(core.whole_blocks),
@@ -33,7 +34,8 @@ MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, st
   core_.set_directory_up(false);
   for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) {
     const Shard shard = rank < shards.size() ? shards[rank] : Shard{0, 1, rank, 1};
-    workers_.emplace_back(rank, shard, config.num_blocks, core.num_slots, config.seed, blocks_.groups());
+    workers_.emplace_back(rank, shard, config.num_blocks, core.num_slots, config.seed, blocks_.groups(),
+                          rank < parts.size() ? parts[rank] : ShardParts{});
     workers_.back().set_faults(config.faults);
     workers_.back().set_checkpoints(core.checkpoint_alignment);
   }

@@ -84,8 +84,9 @@ class MiniEngine {
   /// The engine is alone and has no directory until core().set_directory_up(true).
   ///
   /// `shards` has a shard for each rank. If it is empty, there are as many ranks as the core has, each with one KV head
-  /// of its own.
-  MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards = {});
+  /// of its own. `parts`: of each rank of a model with states, where nodes have unlike shapes.
+  MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards = {},
+             std::vector<ShardParts> parts = {});
 
   void add(const RequestSpec& spec, TimeNs now);
   void abort(const std::string& id, TimeNs now);
@@ -122,6 +123,8 @@ class MiniEngine {
   /// Compares the chunks that the core has published since the last call with the workers' bytes. Must be called after
   /// each event that may publish a chunk, before another event can evict it.
   void check_published();
+  /// Throws Broken unless a chunk that a rank has put together from runs of parts has what its key says.
+  void check_put_together(const ChunkKey& key, std::uint32_t slot, std::uint32_t rank) const;
   /// Returns the core's actions since the last call. Their published chunks are already checked.
   std::vector<Action> take_actions();
   const std::map<std::string, std::vector<std::int32_t>>& outputs() const { return outputs_; }

@@ -52,8 +52,22 @@ void MiniEngine::check_published(const ChunkMeta& chunk) {
       throw Broken(fmt::format("verified-only: slot {} is published with a wrong checksum", slot->ref.slot));
     tally_.forged += worker.is_forged(slot->ref.slot);
     if (worker.is_forged(slot->ref.slot)) continue;
-    book_.check_chunk(chunk.key, worker.plain(slot->ref.slot));
+    const std::vector<Stamp> plain = worker.plain(slot->ref.slot);
+    book_.check_chunk(chunk.key, plain);
+    if (const auto wrong = worker.find_wrong(slot->ref.slot, plain))
+      throw Broken(fmt::format("saved-is-computed: published chunk {} holds something wrong at {}", chunk.key, *wrong));
   }
+}
+
+void MiniEngine::check_put_together(const ChunkKey& key, std::uint32_t slot, std::uint32_t rank) const {
+  const Worker& worker = workers_[rank];
+  if (worker.is_forged(slot)) return;
+  const std::vector<Stamp>* const known = book_.find(key);
+  if (const auto wrong = worker.find_wrong(slot, known != nullptr ? *known : worker.plain(slot)))
+    throw Broken(
+        fmt::format("verified-only: what rank {} has put together from runs of states holds something wrong "
+                    "at {}",
+                    rank, *wrong));
 }
 
 void MiniEngine::check_published() {

@@ -151,7 +151,7 @@ void World::pull_layers(std::size_t node, std::uint32_t rank, const RankPullPtr&
       tally_.layers_pulled += growth.is_open;
       Worker& worker = nodes_[node].engine->workers()[rank];
       const PullItem& item = here->wanted.items[index];
-      worker.land(item.local, first * worker.layer_stamps(item.num_tokens), *bytes);
+      worker.land(item.local, worker.layers_stamps(first, item.num_tokens), *bytes);
     }
     growth_piece_ended(node, rank, here, index);
   });
@@ -166,8 +166,8 @@ std::optional<std::vector<Stamp>> World::read_layers(std::size_t node, std::size
   const PullItem& item = here.wanted.items[index];
   RankPull::Growth& growth = here.growths.at(index);
   const std::uint32_t frame = item.frames.at(rank);
-  const std::size_t from = first * worker.layer_stamps(item.num_tokens);
-  const std::size_t to = end * worker.layer_stamps(item.num_tokens);
+  const std::size_t from = worker.layers_stamps(first, item.num_tokens);
+  const std::size_t to = worker.layers_stamps(end, item.num_tokens);
   const bool is_leased = check_read(node, holder, worker, here.wanted, item.remote, frame);
   const bool is_packed = worker.frames().num_filled(frame) >= to;
   if (is_leased && !is_packed && !nodes_[holder].told_early.contains({rank, item.remote}))

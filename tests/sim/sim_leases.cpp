@@ -22,6 +22,8 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
   const auto question = new_question(node, wanted.request.keys);
   RequestLease sent = wanted;
   sent.request.shards = shards_of(node);
+  sent.request.parts = parts_of(asker.ranks);
+  question->lie = lie(*question, node, *to, sent.request.parts);
   sent.request.wants_frames = FrameLeases::has_frames(asker.ranks);
   // Some nodes are sure of frames without a reason; no draw, so that seeds keep their schedules.
   sent.request.is_sure_of_frames |= wanted.fetch % 2 == 0;
@@ -53,34 +55,78 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
   const LeaseRequest& request = wanted.request;
   LeaseAnswer answer;
   answer.ranks = holder.ranks;
-  if (is_unlike && !holder.run_checksums->check(request)) throw Broken("exact-load: a shape that can't be read");
+  const auto send_back = [this, to, wanted, question](const LeaseAnswer& sent) {
+    send_answer(to, wanted, question, sent);
+  };
+  if (is_unlike) {
+    if (const Result<void> fits = holder.run_checksums->check(request); !fits) {
+      if (!question->lie) throw Broken("exact-load: a shape that can't be read: " + fits.error().what);
+      tally_.lies_refused += 1;
+      answer.reply.refused = fits.error().what;
+      return send_back(answer);
+    }
+    if (question->lie && question->lie->must_be_refused)
+      throw Broken(fmt::format("verified-only: node {} {}, and node {} gives it a lease", question->asker,
+                               question->lie->what, to));
+  }
   answer.reply = core.lease_requested(nodes_[question->asker].engine_id.value, request, now());
   PromisesCheck::offered(core, answer.reply, request);
   if (answer.reply.lease != 0)
     leases_[{to, answer.reply.lease}] = {holder.incarnation, now() + options_.core.lease_ttl, false};
-  const auto send_back = [this, to, wanted, question](const LeaseAnswer& sent) {
-    send_about(*question, to, question->asker, [this, wanted, sent, question] {
-      Node& reader = nodes_[question->asker];
-      if (reader.incarnation != question->incarnation || !reader.is_up) return;
-      question->is_answered = true;
-      LeaseAnswer got = sent;
-      Result<ShardMap> map = fit_answer(reader.ranks, got);
-      if (!map) throw Broken("exact-load: " + map.error().what);
-      reader.maps[wanted.endpoint] = std::move(*map);
-      reader.engine->core().lease_answered(wanted.fetch, wanted.endpoint, got.reply, now());
-    });
-  };
   if (!is_unlike && (!has_frames || answer.reply.chunks.empty())) return send_back(answer);
   const std::uint64_t id = holder.answers.empty() ? 1 : holder.answers.rbegin()->first + 1;
   holder.answers[id] = send_back;
   if (!is_unlike) return pin_frames(to, id, std::move(answer));
   tally_.unlike_leases += 1;
+  tally_.unlike_states += options_.has_parts;
   for (const auto& order : holder.run_checksums->begin({"", id, 0}, request, std::move(answer), now(), kPatience))
     hash_runs(to, order);
   for (const TimeNs when : {TimeNs{0}, kPatience})
     at(now() + when, [this, to, incarnation = holder.incarnation] {
       if (nodes_[to].incarnation == incarnation && nodes_[to].is_up) tell_hashed(to);
     });
+}
+
+std::optional<Lie> World::lie(const Question& question, std::size_t from, std::size_t to,
+                              std::vector<ShardParts>& parts) {
+  if (parts.empty() || shards_of(from) == shards_of(to) || !dice_.chance(network_.lies)) return std::nullopt;
+  std::optional<Lie> told = lie_about(parts, dice_, from != question.asker);
+  if (!told) return std::nullopt;
+  tell("node {} {} to node {}", from, told->what, to);
+  tally_.lies += 1;
+  mishaps_.to_chunks(&Tally::excused_parts, question.asker, question.keys, now(), now() + options_.core.pull_timeout);
+  return told;
+}
+
+void World::send_answer(std::size_t from, const RequestLease& wanted, const std::shared_ptr<Question>& question,
+                        LeaseAnswer answer) {
+  std::vector<ShardParts> parts = parts_of(answer.ranks);
+  const std::optional<Lie> told = lie(*question, from, question->asker, parts);
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) answer.ranks[rank].parts = std::move(parts[rank]);
+  send_about(*question, from, question->asker,
+             [this, wanted, question, answer, told] { take_answer(wanted, *question, answer, told); });
+}
+
+/// Does what LeaseLinks::answered() does. told: what the answer tells wrong of the holder's parts.
+void World::take_answer(const RequestLease& wanted, Question& question, LeaseAnswer answer,
+                        const std::optional<Lie>& told) {
+  Node& reader = nodes_[question.asker];
+  if (reader.incarnation != question.incarnation || !reader.is_up) return;
+  question.is_answered = true;
+  const bool is_unlike = kvferry::shards_of(answer.ranks) != shards_of(question.asker);
+  Result<ShardMap> map = fit_answer(reader.ranks, answer);
+  if (!map && !told) throw Broken("exact-load: " + map.error().what);
+  if (map && is_unlike && told && told->must_be_refused)
+    throw Broken(
+        fmt::format("verified-only: {} {}, and node {} reads from it", wanted.endpoint, told->what, question.asker));
+  if (!map) {
+    tally_.lies_refused += 1;
+    if (answer.reply.refused.empty()) answer.reply.refused = map.error().what;
+    answer.reply.chunks.clear();
+  } else if (!answer.reply.chunks.empty()) {
+    reader.holders[wanted.endpoint] = {std::move(*map), told || question.lie};
+  }
+  reader.engine->core().lease_answered(wanted.fetch, wanted.endpoint, answer.reply, now());
 }
 
 /// Pins the frames of leased chunks. Each rank reports them at a time of its own, in time for the answer or not.
@@ -142,12 +188,14 @@ void World::hash_runs(std::size_t index, const RunChecksums::RankOrder& ranked) 
       Node& node = nodes_[index];
       if (node.incarnation != incarnation || !node.is_up) return;
       const Worker& worker = node.engine->workers()[order.rank];
-      const std::vector<Stamp> stamps = worker.read_slot(order.items[i].chunk.slot);
-      const std::size_t cell = worker.cell_stamps(order.items[i].num_tokens);
+      std::vector<Stamp> stamps = worker.read_slot(order.items[i].chunk.slot);
+      const std::size_t unit = worker.run_stamps(order.items[i].num_tokens);
       ChecksumOutcome outcome{order.order, order.rank, i, checksum_of(stamps) == order.items[i].checksum, {}};
+      for (const ShardRun& run : order.runs)  // a forged chunk is shorter
+        stamps.resize(std::max<std::size_t>(stamps.size(), (run.source + run.cells) * unit));
       for (const ShardRun& run : order.runs) {
         if (outcome.ok)
-          outcome.checksums.push_back(checksum_of(std::span(stamps).subspan(run.source * cell, run.cells * cell)));
+          outcome.checksums.push_back(checksum_of(std::span(stamps).subspan(run.source * unit, run.cells * unit)));
       }
       node.run_checksums->take(outcome);
       tell_hashed(index);

@@ -58,7 +58,7 @@ void World::note_forged_answer(std::size_t index, std::uint64_t fetch) {
 /// Makes the question of a lease request. Its answer is late if the core that sent the request has gone on, perhaps one
 /// step before it could report this to the world.
 std::shared_ptr<World::Question> World::new_question(std::size_t asker, const std::vector<ChunkKey>& keys) {
-  const auto question = std::make_shared<Question>(Question{asker, nodes_[asker].incarnation, keys});
+  const auto question = std::make_shared<Question>(Question{asker, nodes_[asker].incarnation, keys, false, {}});
   mishaps_.to_chunks(&Tally::excused_time_over, asker, keys, now(), now() + options_.core.try_timeout);
   at(now() + options_.core.try_timeout - kLongestStep, [this, question] {
     if (!question->is_answered) mishaps_.to_chunks(&Tally::excused_late, question->asker, question->keys, now(), now());

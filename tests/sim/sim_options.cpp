@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "sim_parts.h"
+
 namespace kvferry::sim {
 namespace {
 
@@ -91,6 +93,17 @@ void take_whole_blocks(CoreConfig& core, std::uint64_t seed) {
   core.chunk_tokens = alignment_of(core.groups) << seed % 3;
 }
 
+/// Gives most nodes of a model with states a shape of their own. Nothing is drawn, as above.
+void divide_states(SimOptions& options, bool has_trouble) {
+  const std::uint64_t seed = options.engine.seed / 4;
+  if (seed % 8 != 0) {
+    options.layers = 2 + seed / 8 % 3;
+    options.heads = 1 + seed / 32 % 2;
+  }
+  options.has_pair_on_all = seed / 64 % 4 != 0;
+  if (has_trouble && seed / 256 % 2 == 0) options.network.lies = 0.4;
+}
+
 }  // namespace
 
 SimOptions draw_options(Dice& dice) {
@@ -145,19 +158,26 @@ SimOptions draw_options(Dice& dice) {
     options.layers = dice.between(1, 3);
     options.heads = dice.pick({1u, 2u, 2u});
   }
+  if (core.keeps_state) divide_states(options, has_trouble);
   if (options.engine.seed % 4 == 0) put_on_gpus(options, has_trouble);
+  options.has_parts = core.keeps_state && options.layers > 1;  // a single layer would have no state
+  if (core.keeps_state && !options.has_parts) options.layers = 0;
   return options;
 }
 
-std::vector<Shard> draw_shape(Dice& dice, const SimOptions& options) {
+Shape draw_shape(Dice& dice, const SimOptions& options) {
   const std::uint32_t tp_size = dice.pick({1u, 2u, 2u, 4u});
-  std::vector<Shard> shards;
+  Shape shape;
   for (std::uint32_t first = 0, end = 0; first < options.layers; first = end) {
     end = dice.between(first + 1, options.layers);
-    for (std::uint32_t rank = 0; rank < tp_size; ++rank)
-      shards.push_back(shard_of(first, end - first, options.heads, rank, tp_size));
+    for (std::uint32_t rank = 0; rank < tp_size; ++rank) {
+      shape.shards.push_back(shard_of(first, end - first, options.heads, rank, tp_size));
+      if (options.has_parts)
+        shape.parts.push_back(parts_of_rank(shape.shards.back(), options.heads, rank, tp_size,
+                                            options.core.chunk_tokens, options.has_pair_on_all));
+    }
   }
-  return shards;
+  return shape;
 }
 
 Prompts::Prompts(Dice& dice, std::uint32_t max_tokens_total, std::uint32_t num_tenants)

@@ -46,6 +46,7 @@ struct NetworkOptions {
   double loses_directory = 0;  // loses the directory or finds it again, in each step
   double stale_offers = 0;     // the directory gives an old answer
   double garbage = 0;          // sends garbage, in each step
+  double lies = 0;             // a node tells another one wrong parts of its ranks
 };
 
 struct SimOptions {
@@ -77,14 +78,21 @@ struct SimOptions {
   // layers of a model that each node divides in its own way; 0: all nodes have the same shape
   std::uint32_t layers = 0;
   std::uint32_t heads = 0;
+  // True if every other of these layers has a state, so that ranks are described by parts.
+  bool has_parts = false;
+  bool has_pair_on_all = false;  // every rank has all of B and C
   std::uint32_t num_frames = 0;  // frames of GPU memory of each rank; 0: the blocks are in host memory
 };
 
 SimOptions draw_options(Dice& dice);
 
+struct Shape {
+  std::vector<Shard> shards;      // [rank]
+  std::vector<ShardParts> parts;  // [rank]; empty unless the model has layers with states
+};
 /// Returns the shape of a node: stages, which may be uneven. The ranks of a stage have a part of the heads each, or all
 /// have the same heads.
-std::vector<Shard> draw_shape(Dice& dice, const SimOptions& options);
+Shape draw_shape(Dice& dice, const SimOptions& options);
 
 /// Draws prompts that share prefixes with each other and with earlier answers, as in conversations.
 class Prompts {

@@ -34,11 +34,15 @@ void World::pull(std::size_t node, const StartPull& wanted) {
   tell("node {} pulls {} chunks from {} (pull {})", node, wanted.items.size(), wanted.endpoint, wanted.pull);
   const std::size_t holder = node_at(wanted.endpoint).value_or(node);
   for (const PullItem& item : wanted.items) reader.brought_by[item.local] = holder;
-  const ShardMap map = reader.maps[wanted.endpoint];
+  const auto [map, is_misled] = reader.holders[wanted.endpoint];
+  for (const PullItem& item : wanted.items)
+    if (is_misled) to_chunk(&Tally::excused_parts, node, key_in(node, item.local.slot), wanted.deadline - now());
+  tally_.misled_pulls += is_misled;
   for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
     const auto here = std::make_shared<RankPull>();
     here->wanted = wanted;
     here->map = map;
+    here->is_misled = is_misled;
     here->holder_life = nodes_[holder].incarnation;
     here->began = here->grown_at = now();
     StartPull& mine = here->wanted;
@@ -76,9 +80,11 @@ void World::pull(std::size_t node, const StartPull& wanted) {
           if (!got) return;
           here->runs_here[i] += 1;
           std::vector<Stamp>& bytes = here->bytes[i];
-          const std::size_t at =
-              run.target * nodes_[node].engine->workers()[rank].cell_stamps(mine.items[i].num_tokens);
-          bytes.resize(std::max(bytes.size(), at + got->size()));
+          const Worker& worker = nodes_[node].engine->workers()[rank];
+          const std::uint32_t num_tokens = mine.items[i].num_tokens;
+          const std::size_t at = run.target * worker.run_stamps(num_tokens);
+          const std::size_t size = worker.has_parts() && is_run ? worker.chunk_stamps(num_tokens) : 0;  // with its gaps
+          bytes.resize(std::max({bytes.size(), at + got->size(), size}));
           std::copy(got->begin(), got->end(), bytes.begin() + static_cast<std::ptrdiff_t>(at));
         });
       }
@@ -150,9 +156,9 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   if (is_damaged)
     to_chunk(&Tally::excused_damaged, node, key_in(node, wanted.items[item].local.slot), wanted.deadline - now());
   if (run == nullptr) return bytes;  // the caller compares the checksum of the whole chunk
-  const std::size_t cell = worker.cell_stamps(wanted.items[item].num_tokens);
-  if ((run->source + run->cells) * cell > bytes.size()) return std::nullopt;
-  const auto part = std::span(bytes).subspan(run->source * cell, run->cells * cell);
+  const std::size_t unit = worker.run_stamps(wanted.items[item].num_tokens);
+  if ((run->source + run->cells) * unit > bytes.size()) return std::nullopt;
+  const auto part = std::span(bytes).subspan(run->source * unit, run->cells * unit);
   if (checksum_of(part) != checksum) return std::nullopt;
   return std::vector<Stamp>(part.begin(), part.end());
 }
@@ -160,6 +166,17 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
 /// Ends a rank's pull with the last of its parts.
 void World::part_ended(std::size_t node, std::uint32_t rank, RankPull& here) {
   if (--here.parts_left == 0) pull_ended(node, rank, here);
+}
+
+/// Checks and counts what a rank has put together from runs of parts.
+void World::parts_pulled(std::size_t node, std::uint32_t rank, std::uint32_t slot, const RankPull& here) {
+  nodes_[node].engine->check_put_together(key_in(node, slot), slot, rank);
+  tally_.misled_whole += here.is_misled;
+  const std::size_t holder = node_at(here.wanted.endpoint).value_or(node);
+  if (nodes_[holder].incarnation != here.holder_life) return;
+  const auto own = [&](std::size_t of) { return nodes_[of].ranks[0].parts.parts[1][0].bytes; };
+  tally_.states_joined += own(node) > own(holder);
+  tally_.states_split += own(node) < own(holder);
 }
 
 void World::pull_ended(std::size_t node, std::uint32_t rank, const RankPull& here) {
@@ -183,6 +200,7 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const RankPull& her
       checksums.push_back(worker.write_runs(item, here.bytes[i]));
       ok.push_back(!map.empty() && here.runs_here[i] == map[rank].size());
       tally_.unlike_pulls += ok.back();
+      if (ok.back() && worker.has_parts()) parts_pulled(node, rank, item.local.slot, here);
     }
     const bool is_from_frame = map.empty() && rank < item.frames.size() && item.frames[rank] != kNoFrame;
     end.num_in_frames += is_from_frame;

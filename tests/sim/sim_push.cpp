@@ -61,6 +61,7 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
   send(node, *to, [this, node, to = *to, push = offered.push, offer = std::move(offer)] {
     if (!nodes_[to].is_up) return;
     if (offer.shards != shards_of(to)) {  // a node of another shape pulls the chunks instead
+      tally_.states_declined += options_.has_parts;
       const auto declined = static_cast<std::uint8_t>(PushVerdict::kDeclined);
       return push_answer(to, {node, push, {0, {}, std::vector(offer.chunks.size(), declined)}});
     }
@@ -171,6 +172,7 @@ bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key
     tally_.damaged_on_wire += 1;
   }
   receiver.engine->workers()[rank].write_pushed(open->second, bytes);
+  tally_.states_pushed += options_.has_parts;
   return checksum_of(bytes) == moving.saved[rank]->checksum;
 }
 

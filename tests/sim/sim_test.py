@@ -39,6 +39,15 @@ def test_a_replay_prints_the_schedules_last_events_and_the_same_ones_each_time()
     assert first.stdout.splitlines()[-1] == "1 schedules, 0 broken promises"
 
 
+def test_states_are_read_between_nodes_of_unlike_shapes_in_both_directions(tmp_path: Path) -> None:
+    file = tmp_path / "sim.json"
+    ended = sim("--schedules", "5000", "--seed", "21", "--json", str(file))
+    assert ended.returncode == 0, ended.stderr
+    happened = json.loads(file.read_text())["counters"]
+    for what in ("states_joined", "states_split", "states_declined", "states_pushed", "lies_refused"):
+        assert happened[what] > 0, what
+
+
 def test_what_can_happen_and_never_did_is_a_failure() -> None:
     ended = sim("--schedules", "3", "--expect-all")
     assert ended.returncode == 1

@@ -59,4 +59,9 @@ void StampBook::check_chunk(const ChunkKey& key, const std::vector<Stamp>& stamp
   if (!is_same) throw Broken(fmt::format("saved-is-computed: published chunk {} changed its KV", key));
 }
 
+const std::vector<Stamp>* StampBook::find(const ChunkKey& key) const {
+  const auto found = chunks_.find(key);
+  return found == chunks_.end() ? nullptr : &found->second;
+}
+
 }  // namespace kvferry::sim

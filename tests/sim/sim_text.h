@@ -44,6 +44,8 @@ class StampBook {
   /// Throws Broken unless `stamps` (0: left out) are consecutive in one text, and equal to earlier stamps of the same
   /// key.
   void check_chunk(const ChunkKey& key, const std::vector<Stamp>& stamps);
+  /// Returns the stamps of a key that was published; nullptr if it never was.
+  const std::vector<Stamp>* find(const ChunkKey& key) const;
 
  private:
   std::unordered_map<Stamp, Stamp> before_;

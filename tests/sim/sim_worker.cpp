@@ -15,48 +15,63 @@ std::uint64_t checksum_of(std::span<const Stamp> stamps) {
 }
 
 Worker::Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t num_slots, std::uint64_t seed,
-               std::vector<KvGroup> groups)
+               std::vector<KvGroup> groups, ShardParts parts)
     : rank_(rank),
       shard_(shard),
-      num_cells_(shard.num_cells()),
+      parts_(std::move(parts)),
       groups_(std::move(groups)),
+      cells_(cells_of(shard_, parts_, groups_)),
       slots_(num_slots),
       rng_(seed + rank) {
-  for (const KvGroup& group : groups_) rows_ = std::max(rows_, group.block_tokens);
-  memory_.assign(num_cells_, std::vector<Stamp>(std::size_t{num_blocks} * rows_, 0xdeadbeef));
+  std::size_t num_tensors = 0;
+  for (const Cell& cell : cells_) {
+    rows_ = std::max(rows_, cell.offset + cell.num_stamps(groups_[cell.group].block_tokens));
+    num_tensors = std::max(num_tensors, cell.tensor + 1);
+  }
+  memory_.assign(num_tensors, std::vector<Stamp>(num_blocks * rows_, 0xdeadbeef));
 }
 
-Stamp Worker::mask(std::size_t cell, std::size_t group) const {
-  const std::size_t layer = shard_.first_layer + cell / shard_.num_heads;
-  const std::size_t head = shard_.first_head + cell % shard_.num_heads;
-  return ((layer * 64 + head) * 0x5555555555555555ULL) ^ (group * 0x3333333333333333ULL);
+std::size_t Worker::layers_stamps(std::uint32_t num_layers, std::uint32_t num_tokens) const {
+  std::size_t num = 0;
+  for (const Cell& cell : cells_)
+    if (cell.layer < shard_.first_layer + num_layers) num += cell.num_stamps(num_tokens);
+  return num;
 }
 
-Stamp* Worker::find(std::size_t cell, std::size_t group, std::span<const BlockId> table, std::uint32_t position) {
-  const std::uint32_t block_tokens = groups_[group].block_tokens;
+std::span<Stamp> Worker::find_block(const Cell& cell, std::span<const BlockId> table, std::uint32_t position) {
+  const std::uint32_t block_tokens = groups_[cell.group].block_tokens;
   const std::size_t index = position / block_tokens;
   if (index >= table.size()) throw Broken(fmt::format("exact-load: position {} has no block", position));
-  if (table[index] == kNullBlock || table[index] == kNoBlock) return nullptr;
-  return &memory_[cell].at(static_cast<std::size_t>(table[index]) * rows_ + position % block_tokens);
+  if (table[index] == kNullBlock || table[index] == kNoBlock) return {};
+  const std::size_t first = static_cast<std::size_t>(table[index]) * rows_ + cell.offset;
+  return std::span(memory_[cell.tensor]).subspan(first, cell.num_stamps(block_tokens));
+}
+
+Stamp* Worker::find(const Cell& cell, std::span<const BlockId> table, std::uint32_t position) {
+  const std::span<Stamp> block = find_block(cell, table, position);
+  return block.empty() ? nullptr : &block[position % groups_[cell.group].block_tokens];
 }
 
 /// Reads the state after the tokens before the item from the last block of these tokens, and writes the state after the
 /// item's tokens into their last block.
-void Worker::advance_state(const ForwardItem& item, std::size_t group, std::uint64_t step) {
-  const std::vector<BlockId>& table = item.table[group];
-  const std::uint32_t block_tokens = groups_[group].block_tokens;
-  const auto start = [&](std::uint32_t position) { return position - position % block_tokens; };
-  for (std::size_t c = 0; c < num_cells_; ++c) {
-    for (std::uint32_t i = 0; item.first > 0 && i < block_tokens; ++i) {
-      const Stamp* const state = find(c, group, table, start(item.first - 1) + i);
-      if (state == nullptr || *state != (item.stamp(item.first - 1) ^ mask(c, group)))
-        throw Broken(fmt::format("exact-load: step {}: request {} goes on at {} from a wrong state", step,
-                                 item.request_id, item.first));
-    }
-    const std::uint32_t end = item.first + item.num;
-    for (const std::uint32_t at : {end, checkpoint_in(item.first, end, block_tokens, checkpoint_alignment_)})
-      for (std::uint32_t i = 0; at > 0 && i < block_tokens; ++i)
-        if (Stamp* const state = find(c, group, table, start(at - 1) + i)) *state = item.stamp(at - 1) ^ mask(c, group);
+void Worker::advance_state(const ForwardItem& item, const Cell& cell, std::uint64_t step) {
+  if (cell.is_padding) return;
+  const std::vector<BlockId>& table = item.table[cell.group];
+  if (item.first > 0) {
+    const std::span<const Stamp> state = find_block(cell, table, item.first - 1);
+    bool is_right = !state.empty();
+    for (std::size_t i = 0; i < state.size(); ++i)
+      is_right = is_right && state[i] == (item.stamp(item.first - 1) ^ cell.mask(i));
+    if (!is_right)
+      throw Broken(fmt::format("exact-load: step {}: request {} goes on at {} from a wrong state", step,
+                               item.request_id, item.first));
+  }
+  const std::uint32_t end = item.first + item.num;
+  for (const std::uint32_t at :
+       {end, checkpoint_in(item.first, end, groups_[cell.group].block_tokens, checkpoint_alignment_)}) {
+    if (at == 0) continue;
+    const std::span<Stamp> state = find_block(cell, table, at - 1);
+    for (std::size_t i = 0; i < state.size(); ++i) state[i] = item.stamp(at - 1) ^ cell.mask(i);
   }
 }
 
@@ -64,12 +79,15 @@ void Worker::save(const SaveJob& job, std::vector<SaveDone>& done) {
   for (const SaveItem& item : job.items) {
     Slot& slot = slots_.at(item.chunk.slot);
     start_write(slot, item.chunk, "written");
-    for (std::size_t c = 0; c < num_cells_; ++c) {
-      for (std::size_t g = 0; g < groups_.size(); ++g) {
-        for (std::uint32_t i = 0; i < item.num_tokens; ++i) {
-          const Stamp* from = find(c, g, job.block_ids.at(g), item.first_token + i);
-          slot.stamps.push_back(from == nullptr ? 0 : *from);
-        }
+    for (const Cell& cell : cells_) {
+      const std::vector<BlockId>& table = job.block_ids.at(cell.group);
+      const std::span<const Stamp> part =
+          cell.is_part() ? find_block(cell, table, item.first_token) : std::span<Stamp>();
+      slot.stamps.insert(slot.stamps.end(), part.begin(), part.end());
+      if (cell.is_part() && part.empty()) slot.stamps.resize(slot.stamps.size() + cell.size);
+      for (std::uint32_t i = 0; !cell.is_part() && i < item.num_tokens; ++i) {
+        const Stamp* from = find(cell, table, item.first_token + i);
+        slot.stamps.push_back(from == nullptr ? 0 : *from);
       }
     }
     const bool ok = !chance(faults_.save_fails);
@@ -106,8 +124,7 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
     if (chance(faults_.corrupts_load)) damage(item.chunk.slot);
     const std::vector<Stamp>* const in_frame = frames_->find(item.chunk);
     const std::vector<Stamp>& stamps = in_frame != nullptr ? *in_frame : slot.stamps;
-    if (stamps.size() != num_cells_ * cell_stamps(item.chunk_tokens) ||
-        checksum_of(stamps) != item.checksums.at(rank_)) {
+    if (stamps.size() != chunk_stamps(item.chunk_tokens) || checksum_of(stamps) != item.checksums.at(rank_)) {
       if (slot.damaged_at.empty() && !slot.is_lost)
         throw Broken(fmt::format("verified-only: slot {} changed while it was held", item.chunk.slot));
       done.corrupt.push_back(item.chunk);
@@ -118,13 +135,17 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
         outcome.bad_blocks.insert(job.block_ids.at(0).at(b));
       continue;
     }
-    for (std::size_t c = 0; c < num_cells_; ++c) {
-      for (std::size_t g = 0; g < groups_.size(); ++g) {
-        for (std::uint32_t i = 0; i < item.num_tokens; ++i) {
-          if (Stamp* to = find(c, g, job.block_ids.at(g), item.first_token + i))
-            *to = stamps[(c * groups_.size() + g) * item.chunk_tokens + item.skip_tokens + i];
-        }
-      }
+    const bool is_whole = item.skip_tokens == 0 && item.num_tokens == item.chunk_tokens;
+    if (has_parts() && !is_whole)
+      throw Broken(fmt::format("exact-load: request {} loads a part of a chunk with a state", job.request_id));
+    std::size_t at = 0;
+    for (const Cell& cell : cells_) {
+      const std::vector<BlockId>& table = job.block_ids.at(cell.group);
+      for (std::uint32_t i = 0; !cell.is_part() && i < item.num_tokens; ++i)
+        if (Stamp* to = find(cell, table, item.first_token + i)) *to = stamps[at + item.skip_tokens + i];
+      const std::span<Stamp> part = cell.is_part() ? find_block(cell, table, item.first_token) : std::span<Stamp>();
+      std::copy_n(stamps.begin() + static_cast<std::ptrdiff_t>(at), part.size(), part.begin());
+      at += cell.num_stamps(item.chunk_tokens);
     }
     if (whole) done.tokens_loaded += item.num_tokens;
   }
@@ -137,17 +158,16 @@ void Worker::unpack_ahead() {
   for (const LoadJob& job : ahead_)
     for (const LoadItem& item : job.items)
       for (std::uint32_t i = 0; i < item.num_tokens; ++i)
-        if (Stamp* to = find(rng_() % num_cells_, 0, job.block_ids.at(0), item.first_token + i)) *to = rng_();
+        if (Stamp* to = find(cells_[rng_() % cells_.size()], job.block_ids.at(0), item.first_token + i)) *to = rng_();
 }
 
 std::optional<std::uint32_t> Worker::wrong_cell(const ForwardItem& item) {
-  for (std::size_t c = 0; c < num_cells_; ++c) {
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      for (std::uint32_t p = first_attended(groups_[g], item.first);
-           groups_[g].window != kState && p < item.first + item.num; ++p) {
-        const Stamp* attended = find(c, g, item.table[g], p);
-        if (attended == nullptr || *attended != (item.stamp(p) ^ mask(c, g))) return p;
-      }
+  for (const Cell& cell : cells_) {
+    const KvGroup& group = groups_[cell.group];
+    for (std::uint32_t p = first_attended(group, item.first); group.window != kState && p < item.first + item.num;
+         ++p) {
+      const Stamp* attended = find(cell, item.table[cell.group], p);
+      if (attended == nullptr || *attended != (item.stamp(p) ^ cell.token_mask)) return p;
     }
   }
   return std::nullopt;
@@ -175,14 +195,13 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
   failure_unheard |= !outcome.bad_blocks.empty();
   // In each layer, all requests write before any request attends, so the requests of a step can share a prefix.
   for (const ForwardItem& item : forward) {
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (groups_[g].window == kState) {
-        advance_state(item, g, plan.step);
+    for (const Cell& cell : cells_) {
+      if (groups_[cell.group].window == kState) {
+        advance_state(item, cell, plan.step);
         continue;
       }
-      for (std::size_t c = 0; c < num_cells_; ++c)
-        for (std::uint32_t p = item.first; p < item.first + item.num; ++p)
-          if (Stamp* computed = find(c, g, item.table[g], p)) *computed = item.stamp(p) ^ mask(c, g);
+      for (std::uint32_t p = item.first; p < item.first + item.num; ++p)
+        if (Stamp* computed = find(cell, item.table[cell.group], p)) *computed = item.stamp(p) ^ cell.token_mask;
     }
   }
   for (bool changed = true; changed;) {
@@ -199,10 +218,9 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
                                  item.table[0][*wrong / groups_[0].block_tokens]));
       }
       outcome.garbage[i] = changed = true;
-      for (std::size_t c = 0; c < num_cells_; ++c)
-        for (std::size_t g = 0; g < groups_.size(); ++g)
-          for (std::uint32_t q = item.first; q < item.first + item.num; ++q)
-            if (Stamp* computed = find(c, g, item.table[g], q)) *computed = rng_();
+      for (const Cell& cell : cells_)
+        for (std::uint32_t q = item.first; !cell.is_part() && q < item.first + item.num; ++q)
+          if (Stamp* computed = find(cell, item.table[cell.group], q)) *computed = rng_();
     }
   }
   for (const SaveJob& job : plan.saves_after) save(job, outcome.report.saves);

@@ -17,6 +17,7 @@
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
 #include "connector/core/scheduler/request_state.h"
+#include "sim_cells.h"
 #include "sim_frames.h"
 #include "sim_text.h"
 #include "transport/base/shard_map.h"
@@ -74,9 +75,10 @@ class Worker {
     const std::vector<Stamp> stamps = as_written(slot);
     return !stamps.empty() && std::ranges::count(stamps, forged()[0]) == std::ssize(stamps);
   }
-  /// `shard`: this rank's part of the model. The KV's mask makes it different in each layer and head.
+  /// `shard`: this rank's part of the model. The KV's mask makes it different in each layer and head. `parts`: the
+  /// same of a model with states whose nodes have unlike shapes; then a chunk is one block.
   Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t num_slots, std::uint64_t seed,
-         std::vector<KvGroup> groups);
+         std::vector<KvGroup> groups, ShardParts parts = {});
   void set_faults(WorkerFaults faults) { faults_ = faults; }
   void set_checkpoints(std::uint32_t alignment) { checkpoint_alignment_ = alignment; }
   /// From now on half of the saves into frames are reported before they are in their slots.
@@ -118,8 +120,9 @@ class Worker {
   void land(ChunkRef chunk, std::size_t first, std::span<const Stamp> stamps) { frames_->put(chunk, first, stamps); }
   /// Ends the landing: hashes the whole chunk. Returns whether it has the checksum; false too if there is none.
   bool end_landing(ChunkRef chunk, std::optional<std::uint64_t> checksum);
-  /// Returns the number of stamps that a chunk with this many tokens has in one layer of the shard.
-  std::size_t layer_stamps(std::uint32_t num_tokens) const { return shard_.num_heads * cell_stamps(num_tokens); }
+  /// Returns the number of stamps that a chunk with this many tokens has in the first layers of the shard.
+  std::size_t layers_stamps(std::uint32_t num_layers, std::uint32_t num_tokens) const;
+  std::size_t chunk_stamps(std::uint32_t num_tokens) const { return layers_stamps(shard_.num_layers, num_tokens); }
 
   bool is_in_frame_only(std::uint32_t slot) const { return slots_[slot].is_in_frame_only; }
   Frames& frames() { return *frames_; }
@@ -131,12 +134,17 @@ class Worker {
   /// Writes a pulled chunk that was assembled from runs, each of which matches its checksum. Returns the checksum of
   /// the chunk.
   std::uint64_t write_runs(const PullItem& item, const std::vector<Stamp>& bytes);
-  /// Returns the number of stamps that a chunk with this many tokens has in one cell of the shard.
-  std::size_t cell_stamps(std::uint32_t num_tokens) const { return num_tokens * groups_.size(); }
+  /// Returns the number of stamps that ShardRun counts as one, in a chunk with this many tokens: those of a layer and
+  /// head or, between ranks that are described by parts, a single one.
+  std::size_t run_stamps(std::uint32_t num_tokens) const { return has_parts() ? 1 : num_tokens * groups_.size(); }
   const Shard& shard() const { return shard_; }
+  bool has_parts() const { return !parts_.kinds.empty(); }
   /// Returns a slot's stamps of the first cell and KV group as they were written, before any damage and without the
-  /// mask.
+  /// mask. 0: the rank's layers do not show that stamp.
   std::vector<Stamp> plain(std::uint32_t slot) const;
+  /// Looks for what a chunk that is described by parts has in a wrong layer, head or place, or of other tokens than
+  /// `plain`. Returns where that is; nullopt if there is none. A state is left out as a whole or not at all.
+  std::optional<std::string> find_wrong(std::uint32_t slot, const std::vector<Stamp>& plain) const;
   /// Returns the checksum of the slot's stamps as they were written, before any damage.
   std::uint64_t slot_checksum(std::uint32_t slot) const;
   std::uint64_t generation(std::uint32_t slot) const { return slots_[slot].generation; }
@@ -154,11 +162,12 @@ class Worker {
     bool is_lost = false;                 // true once that copy has failed
   };
   std::vector<Stamp> as_written(std::uint32_t slot) const;
-  Stamp mask(std::size_t cell, std::size_t group) const;
-  /// Returns nullptr if the engine has freed the block, or if the core leaves it out.
-  Stamp* find(std::size_t cell, std::size_t group, std::span<const BlockId> table, std::uint32_t position);
+  /// Returns what a block has of a cell; nothing if the engine has freed the block, or if the core leaves it out.
+  std::span<Stamp> find_block(const Cell& cell, std::span<const BlockId> table, std::uint32_t position);
+  /// Returns the token's stamp in its block; nullptr if there is no such block.
+  Stamp* find(const Cell& cell, std::span<const BlockId> table, std::uint32_t position);
   void start_write(Slot& slot, ChunkRef chunk, const char* how);
-  void advance_state(const ForwardItem& item, std::size_t group, std::uint64_t step);
+  void advance_state(const ForwardItem& item, const Cell& cell, std::uint64_t step);
   /// Returns the first wrong cell to which the item attends; nullopt if there is none.
   std::optional<std::uint32_t> wrong_cell(const ForwardItem& item);
   void save(const SaveJob& job, std::vector<SaveDone>& done);
@@ -170,11 +179,12 @@ class Worker {
 
   std::uint32_t rank_;
   Shard shard_;
-  std::size_t num_cells_;
+  ShardParts parts_;
   std::vector<KvGroup> groups_;
-  std::uint32_t rows_ = 0;                  // number of tokens in the largest block of a group; groups share the blocks
-  std::vector<std::vector<Stamp>> memory_;  // [cell][block and row]
-  std::vector<Slot> slots_;                 // stamps: [cell][group][token]
+  std::vector<Cell> cells_;  // in the order of the chunk
+  std::size_t rows_ = 0;     // number of stamps of the largest block in a tensor; groups share the blocks
+  std::vector<std::vector<Stamp>> memory_;  // [tensor][block and row]
+  std::vector<Slot> slots_;                 // stamps: [cell][stamp of the cell]
   std::unique_ptr<Frames> frames_ = std::make_unique<Frames>(0);
   std::vector<PushedSave> pushed_;
   std::map<ChunkRef, PushedSave> pushed_late_;  // pushed saves that are not in their slots yet

@@ -29,7 +29,7 @@ void Worker::reached_frame(PushedSave pushed) {
 
 void Worker::pack(ChunkRef chunk, std::uint32_t num_layers) {
   const Growth& growth = growing_.at(chunk);
-  const std::size_t size = layer_stamps(growth.item.num_tokens) * num_layers;
+  const std::size_t size = layers_stamps(num_layers, growth.item.num_tokens);
   frames_->put(chunk, 0, std::span(growth.stamps).first(std::min(size, growth.stamps.size())));
 }
 
@@ -55,7 +55,7 @@ bool Worker::write_pulled(const PullItem& item, const std::vector<Stamp>& bytes)
   Slot& slot = slots_.at(item.local.slot);
   start_write(slot, item.local, "pulled into");
   slot.stamps = bytes;
-  return bytes.size() == num_cells_ * cell_stamps(item.num_tokens) && checksum_of(bytes) == item.checksums.at(rank_);
+  return bytes.size() == chunk_stamps(item.num_tokens) && checksum_of(bytes) == item.checksums.at(rank_);
 }
 
 std::uint64_t Worker::write_runs(const PullItem& item, const std::vector<Stamp>& bytes) {
@@ -74,7 +74,7 @@ bool Worker::move_to_frame(ChunkRef chunk, std::uint64_t checksum) {
 
 bool Worker::begin_landing(const PullItem& item) {
   start_write(slots_.at(item.local.slot), item.local, "pulled into");
-  return frames_->begin(item.local, FrameTable::State::kLanding, num_cells_ * cell_stamps(item.num_tokens));
+  return frames_->begin(item.local, FrameTable::State::kLanding, chunk_stamps(item.num_tokens));
 }
 
 bool Worker::end_landing(ChunkRef chunk, std::optional<std::uint64_t> checksum) {
@@ -112,10 +112,38 @@ std::vector<Stamp> Worker::as_written(std::uint32_t slot) const {
 
 std::vector<Stamp> Worker::plain(std::uint32_t slot) const {
   std::vector<Stamp> stamps = as_written(slot);
-  stamps.resize(stamps.size() / groups_.size() / num_cells_);
-  for (Stamp& stamp : stamps)
-    if (stamp != 0) stamp ^= mask(0, 0);
-  return stamps;
+  const Cell& first = cells_[0];
+  if (!first.is_part()) {
+    const std::size_t num_tokens = has_parts() ? groups_[0].block_tokens : stamps.size() / cells_.size();
+    stamps.resize(num_tokens);
+    for (Stamp& stamp : stamps)
+      if (stamp != 0) stamp ^= first.token_mask;
+    return stamps;
+  }
+  std::vector<Stamp> last(groups_[0].block_tokens, 0);  // a state shows the stamp of the last token alone
+  if (stamps.at(0) != 0) last.back() = stamps[0] ^ first.mask(0);
+  return last;
+}
+
+std::optional<std::string> Worker::find_wrong(std::uint32_t slot, const std::vector<Stamp>& plain) const {
+  if (!has_parts()) return std::nullopt;
+  const std::vector<Stamp> stamps = as_written(slot);
+  if (stamps.size() != chunk_stamps(groups_[0].block_tokens)) return "the chunk's size";
+  std::optional<bool> has_state;
+  std::size_t at = 0;
+  for (const Cell& cell : cells_) {
+    for (std::size_t i = 0; i < cell.num_stamps(groups_[0].block_tokens); ++i) {
+      const Stamp stamp = stamps[at++], expected = cell.is_part() ? plain.back() : plain.at(i);
+      if (cell.is_padding) continue;
+      const bool is_there = stamp != 0;
+      const bool is_halved = cell.is_part() && has_state.value_or(is_there) != is_there;
+      if (cell.is_part()) has_state = is_there;
+      const bool is_left_out = !is_there && cell.is_part();
+      if (is_halved || (!is_left_out && expected != 0 && stamp != (expected ^ cell.mask(i))))
+        return fmt::format("byte {} of part {} of layer {}", cell.first + i, cell.part, cell.layer);
+    }
+  }
+  return std::nullopt;
 }
 
 std::uint64_t Worker::slot_checksum(std::uint32_t slot) const { return checksum_of(as_written(slot)); }

@@ -40,24 +40,30 @@ void World::start(std::size_t index) {
   core.secret = fmt::format("{} of {}", node.incarnation, index);
   node.num_load_lines = 0;
   node.pool_full = 0;
-  std::vector<Shard> shards;
+  Shape shape;
+  std::vector<Shard>& shards = shape.shards;
   // Layers that are alike on all nodes are one, except where groups of them are announced.
   const std::uint32_t num_layers = core.pushes_layers ? 3 : 1;
   for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) shards.push_back({0, num_layers, rank, 1});
-  if (options_.layers > 0) shards = draw_shape(dice_, options_);
+  if (options_.layers > 0) shape = draw_shape(dice_, options_);
   core.num_ranks = static_cast<std::uint32_t>(shards.size());
-  node.engine = std::make_unique<MiniEngine>(core, engine, book_, shards);
+  node.engine = std::make_unique<MiniEngine>(core, engine, book_, shards, shape.parts);
   node.ranks.clear();
   for (const Shard& shard : shards)
     node.ranks.push_back({"", "", shard.num_cells(), shard, options_.num_frames > 0 ? "frames" : "", 1});
+  for (std::size_t rank = 0; rank < shape.parts.size(); ++rank) {
+    node.ranks[rank].parts = shape.parts[rank];
+    node.ranks[rank].chunk_bytes = shape.parts[rank].num_bytes();
+  }
   for (Worker& worker : node.engine->workers()) {
     worker.set_frames(options_.num_frames);
     worker.set_growth(core.pushes_layers ? 0.8 : 0);
   }
-  node.run_checksums = std::make_unique<RunChecksums>(shards);
+  if (const Result<void> fits = check_ranks(node.ranks); !fits) throw Broken("exact-load: " + fits.error().what);
+  node.run_checksums = std::make_unique<RunChecksums>(shards, parts_of(node.ranks));
   node.frame_leases = {};
   node.answers.clear();
-  node.maps.clear();
+  node.holders.clear();
   node.engine->core().set_directory_up(directory_up_ && num_nodes() > 1);
   node.engine->refuse = [this](const std::string&) {
     deliver();  // messages may arrive between any two calls of the engine, because the network has a thread of its own

@@ -16,6 +16,7 @@
 #include "connector/runtime/links/shapes.h"
 #include "handoffs.h"
 #include "sim_options.h"
+#include "sim_parts.h"
 #include "sim_push.h"
 #include "tests/manual_clock.h"
 
@@ -60,6 +61,7 @@ class World {
   struct RankPull {
     StartPull wanted;  // as this rank carries it out
     ShardMap map;
+    bool is_misled = false;  // see Holder
     std::vector<std::vector<Stamp>> bytes;
     std::vector<std::uint32_t> runs_here;
     std::uint32_t num_past_frames = 0;  // number of chunks that the holder has in a frame, but that are read from slots
@@ -86,6 +88,11 @@ class World {
     std::uint32_t ranks_left = 0;
     bool has_failed = false;  // a rank could not read its part
     std::vector<RankPullPtr> ranks;
+  };
+  /// How a node reads from another one.
+  struct Holder {
+    ShardMap map;
+    bool is_misled = false;  // one of the two told wrong parts, so that runs may have other checksums
   };
   struct Node {
     std::unique_ptr<MiniEngine> engine;
@@ -119,7 +126,7 @@ class World {
     FrameLeases frame_leases;
     // what to do with the answers that run_checksums and frame_leases return
     std::map<std::uint64_t, std::function<void(LeaseAnswer)>> answers;
-    std::map<std::string, ShardMap> maps;  // keyed by endpoint
+    std::map<std::string, Holder> holders;  // keyed by endpoint
   };
   /// A lease that one node requests from another.
   struct Question {
@@ -127,6 +134,7 @@ class World {
     std::uint64_t incarnation = 0;  // incarnation of the asker
     std::vector<ChunkKey> keys;
     bool is_answered = false;
+    std::optional<Lie> lie;  // what the request told wrong of the asker's parts
   };
   struct GivenLease {
     std::uint64_t incarnation = 0;  // incarnation of the holder
@@ -167,6 +175,11 @@ class World {
   void answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Question> question, TimeNs deadline);
   void hash_runs(std::size_t node, const RunChecksums::RankOrder& order);
   void tell_hashed(std::size_t node);
+  /// Returns the lie that a node tells another one of another shape about its parts, if it does.
+  std::optional<Lie> lie(const Question& question, std::size_t from, std::size_t to, std::vector<ShardParts>& parts);
+  void send_answer(std::size_t from, const RequestLease& wanted, const std::shared_ptr<Question>& question,
+                   LeaseAnswer answer);
+  void take_answer(const RequestLease& wanted, Question& question, LeaseAnswer answer, const std::optional<Lie>& told);
   void pin_frames(std::size_t node, std::uint64_t asker, LeaseAnswer answer);
   void tell_pinned(std::size_t node);
   void release(std::size_t node, const ReleaseLease& released);
@@ -181,6 +194,7 @@ class World {
                   std::uint32_t frame);
   void part_ended(std::size_t node, std::uint32_t rank, RankPull& here);
   void pull_ended(std::size_t node, std::uint32_t rank, const RankPull& here);
+  void parts_pulled(std::size_t node, std::uint32_t rank, std::uint32_t slot, const RankPull& here);
   std::uint32_t pull_past_frames(std::size_t node, std::uint32_t rank, StartPull& wanted);
   void write_slot(std::size_t node, std::uint32_t rank, ChunkRef chunk, std::optional<SaveDone> save = {});
   void check_pulls(std::size_t node) const;
