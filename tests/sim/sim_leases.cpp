@@ -114,7 +114,12 @@ void World::take_answer(const RequestLease& wanted, Question& question, LeaseAns
   if (reader.incarnation != question.incarnation || !reader.is_up) return;
   question.is_answered = true;
   const bool is_unlike = kvferry::shards_of(answer.ranks) != shards_of(question.asker);
+  const std::size_t num_leased = answer.reply.chunks.size();
   Result<ShardMap> map = fit_answer(reader.ranks, answer);
+  if (map && num_leased > answer.reply.chunks.size()) {
+    if (!told && !question.lie) throw Broken("exact-load: a lease has not as many checksums as there are runs");
+    tally_.misled += num_leased - answer.reply.chunks.size();
+  }
   if (!map && !told) throw Broken("exact-load: " + map.error().what);
   if (map && is_unlike && told && told->must_be_refused)
     throw Broken(

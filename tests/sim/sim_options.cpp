@@ -101,7 +101,7 @@ void divide_states(SimOptions& options, bool has_trouble) {
     options.heads = 1 + seed / 32 % 2;
   }
   options.has_pair_on_all = seed / 64 % 4 != 0;
-  if (has_trouble && seed / 256 % 2 == 0) options.network.lies = 0.4;
+  if (has_trouble && seed / 256 % 2 == 0) options.network.lies = 0.6;
 }
 
 }  // namespace

@@ -37,7 +37,6 @@ void World::pull(std::size_t node, const StartPull& wanted) {
   const auto [map, is_misled] = reader.holders[wanted.endpoint];
   for (const PullItem& item : wanted.items)
     if (is_misled) to_chunk(&Tally::excused_parts, node, key_in(node, item.local.slot), wanted.deadline - now());
-  tally_.misled_pulls += is_misled;
   for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
     const auto here = std::make_shared<RankPull>();
     here->wanted = wanted;
@@ -171,7 +170,6 @@ void World::part_ended(std::size_t node, std::uint32_t rank, RankPull& here) {
 /// Checks and counts what a rank has put together from runs of parts.
 void World::parts_pulled(std::size_t node, std::uint32_t rank, std::uint32_t slot, const RankPull& here) {
   nodes_[node].engine->check_put_together(key_in(node, slot), slot, rank);
-  tally_.misled_whole += here.is_misled;
   const std::size_t holder = node_at(here.wanted.endpoint).value_or(node);
   if (nodes_[holder].incarnation != here.holder_life) return;
   const auto own = [&](std::size_t of) { return nodes_[of].ranks[0].parts.parts[1][0].bytes; };
@@ -200,6 +198,7 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const RankPull& her
       checksums.push_back(worker.write_runs(item, here.bytes[i]));
       ok.push_back(!map.empty() && here.runs_here[i] == map[rank].size());
       tally_.unlike_pulls += ok.back();
+      tally_.misled += here.is_misled && !ok.back();
       if (ok.back() && worker.has_parts()) parts_pulled(node, rank, item.local.slot, here);
     }
     const bool is_from_frame = map.empty() && rank < item.frames.size() && item.frames[rank] != kNoFrame;

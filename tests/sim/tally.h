@@ -89,8 +89,7 @@ namespace kvferry::sim {
   X(states_pushed, "ranks' chunks with states pushed to a node of one shape")      \
   X(lies, "wrong parts told to a node of another shape")                           \
   X(lies_refused, "of these, ones that were refused")                              \
-  X(misled_pulls, "pulls after wrong parts that could not be refused")             \
-  X(misled_whole, "ranks' chunks put together all the same")                       \
+  X(misled, "chunks not read since other wrong parts were told")                   \
   X(saves_of_lost, "saves of blocks that their request had just lost")             \
   X(saves_failed, "saves that failed")                                             \
   X(published_damaged, "chunks published after they were damaged")                 \
