@@ -81,7 +81,7 @@ std::optional<Lie> lie_about(std::vector<ShardParts>& ranks, Dice& dice, bool is
       break;
     default:
       lie = {"tells each rank's parts of the next one", false};
-      std::ranges::rotate(told, told.begin() + 1);
+      std::rotate(told.begin(), told.begin() + 1, told.end());
   }
   if (told == ranks) return std::nullopt;
   ranks = std::move(told);
