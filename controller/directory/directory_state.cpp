@@ -66,7 +66,7 @@ void DirectoryState::end_walk() {
 
 void DirectoryState::begin_reload(const DirectoryImage& image) {
   directory_.is_reloading_ = true;
-  directory_.last_node_id_ = image.last_node_id;
+  directory_.last_node_id_ = std::max(directory_.last_node_id_, image.last_node_id);
   at_least_version(image.index_version);
   for (const NodeImage& node_image : image.nodes) {
     const NodeInfo& info = node_image.info;
@@ -78,6 +78,8 @@ void DirectoryState::begin_reload(const DirectoryImage& image) {
       if (num_keys != image.num_keys.end() && num_keys->second <= directory_.options_.chunks_max)
         home->table.reserve(num_keys->second);
     }
+    // Only a damaged image has a node twice.
+    if (directory_.find(node_image.id) != nullptr || home->nodes.contains(info.engine_id.value)) continue;
     auto node = std::make_unique<Directory::Node>(
         Directory::Node{.info = info,
                         .home = home.get(),
@@ -93,6 +95,7 @@ void DirectoryState::begin_reload(const DirectoryImage& image) {
                                          .is_partial = node_image.next_is_partial};
       holders[node_image.next] = node->next->index;
     }
+    directory_.last_node_id_ = std::max(directory_.last_node_id_, node_image.id.value);
     home->nodes[info.engine_id.value] = node_image.id;
     home->by_index[node->seen.index] = node.get();
     directory_.nodes_[node_image.id] = std::move(node);

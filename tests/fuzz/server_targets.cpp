@@ -68,7 +68,11 @@ std::vector<std::string> state_file_seeds() {
   DirectoryState state(directory);
   state.replay_joined(NodeId{1}, node_info("b"), 0);
   state.replay_published(NodeId{1}, 0, SnapshotMark::kReplaces, Tier::kHost, full_chunks(0, 3), false);
-  append_image(snapshot, state.image());
+  DirectoryImage image = state.image();
+  append_image(snapshot, image);
+  image.nodes.push_back(image.nodes.at(0));
+  image.nodes.back().info.engine_id.value = "c";
+  append_image(snapshot, image);
   state.begin_walk();
   TableBlock block;
   for (std::string name_space; state.walk(block, name_space);) append_block(snapshot, name_space, block);

@@ -186,6 +186,29 @@ TEST_P(StateWalk, MissesNothingThatWouldMoveToWhereItHasBeen) {
     ASSERT_EQ(reloaded.lookup(probe, {{quick_key(i)}, {}, {}}, 0).value().size(), 1U) << "key " << i;
 }
 
+TEST(DirectoryState, ADamagedImageThatHasANodeTwiceReloadsItOnce) {
+  Directory directory;
+  ASSERT_TRUE(directory.join(node_info("a"), 0, 0));
+  DirectoryImage image = DirectoryState(directory).image();
+  NodeImage of_same_id = image.nodes.at(0), of_same_name = image.nodes.at(0);
+  of_same_id.info.engine_id.value = "b";
+  of_same_name.id.value += 1;
+  image.nodes.push_back(of_same_id);
+  image.nodes.push_back(of_same_name);
+
+  Directory reloaded;
+  DirectoryState state(reloaded);
+  state.begin_reload(image);
+  state.begin_reload(image);
+  state.end_blocks();
+  state.finish(0);
+  const DirectoryImage again = state.image();
+  ASSERT_EQ(again.nodes.size(), 1U);
+  EXPECT_EQ(again.nodes[0].info.engine_id.value, "a");
+  EXPECT_TRUE(reloaded.join(node_info("b"), 0, 0));
+  EXPECT_EQ(state.image().nodes.size(), 2U);
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, StateWalk, ::testing::Range(1U, 5U));
 
 }  // namespace
