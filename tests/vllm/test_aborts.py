@@ -199,9 +199,9 @@ async def sleep_and_wake(pair: Pair, prompt: list[int], reference: Generation) -
     Both servers are put to sleep, because each sleep starts a weights epoch.
     """
     async with VllmClient(pair.decode.url) as decode, aiohttp.ClientSession() as session:
-        busy = asyncio.create_task(decode.generate(prompt, 1023 - len(prompt)))  # as many as the server allows
+        # two, so that one runs while the other is between two requests
+        busy = [asyncio.create_task(ask_until_aborted(decode, prompt)) for _ in range(2)]
         while (await decode.metrics())["vllm:num_requests_running"] == 0:
-            assert not busy.done(), "the request ended before it was seen to run"
             await asyncio.sleep(0.02)
         for server in (pair.decode, pair.prefill):
             assert await posted(session, f"{server.url}/sleep?level=1") == {"status": "sleeping", "level": 1}
@@ -209,9 +209,21 @@ async def sleep_and_wake(pair: Pair, prompt: list[int], reference: Generation) -
             assert "sleep mode is not supported on CPU" in server.process.log_text()
             assert await posted(session, f"{server.url}/wake_up") == {"status": "awake", "tags": None}
             assert not await is_sleeping(session, server)
-        with pytest.raises(RequestError, match="finish_reason is 'abort'"):
-            await busy
+        aborted, others = await asyncio.wait(busy, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        assert aborted, "the sleep has ended no request"
+        for task in aborted:
+            task.result()
         assert (await decode.generate(prompt, MAX_TOKENS)).tokens == reference.tokens
+
+
+async def ask_until_aborted(server: VllmClient, prompt: list[int]) -> None:
+    """Sends a request again and again, until the server ends one."""
+    with pytest.raises(RequestError, match="finish_reason is 'abort'"):
+        while True:
+            await server.generate(prompt, 1023 - len(prompt))  # as many tokens as the server allows
 
 
 async def is_sleeping(session: aiohttp.ClientSession, server: VllmServer) -> bool:
