@@ -74,8 +74,9 @@ class Sessions {
 
   /// Handles one message; the replies to it are passed to `replies` before receive() returns. `sender` may send only
   /// what its role allows, and register only nodes whose engine ids it owns. `is_over_share`: the sender has used its
-  /// share of the listener's time. Its leases go on, but its lookups get empty answers, its orders are refused, and its
-  /// long messages are dropped and requested again by the answer to a later one.
+  /// share of the listener's time. Its leases go on, but its lookups get empty answers, its orders are refused, its
+  /// requests for the status get no answer, and its long messages are dropped and requested again by the answer to a
+  /// later one.
   void receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies,
                const net::Identity& sender = {}, bool is_over_share = false);
   /// Counts a message of a member that was revoked, and removes the node that is registered on the connection, if any.
