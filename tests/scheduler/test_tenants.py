@@ -2,11 +2,13 @@
 what another has of the pool as its share.
 """
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 from kvferry_harness.prompts import prompt
+from kvferry_launch.testbed.servers import Controller
 
 if TYPE_CHECKING:
     from kvferry_harness.engine import Engine
@@ -16,6 +18,21 @@ MakeEngine = Callable[..., "Engine"]
 PAIRS = 60  # without --tenant-pairs
 AREA_OF_TIMES_MAX = 0.55
 PLACES = pytest.mark.parametrize("elsewhere", [False, True], ids=["same engine", "another engine"])
+
+
+@pytest.fixture
+def wait_published(controller: Controller) -> Callable[["Engine"], None]:
+    """Waits until other nodes can find all that an engine has in its pool, which must not be full."""
+
+    def wait(engine: "Engine") -> None:
+        engine_id = engine.config.kv_transfer_config.engine_id  # type: ignore[union-attr]
+        deadline = time.monotonic() + 20
+        while (engine_id, engine.metrics()["pool_chunks"]) not in [
+                (node["engine_id"], node["chunks"]) for node in controller.nodes()]:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    return wait
 
 
 def shown_areas(seen: list["Observed"], who: str) -> tuple[float, float]:
@@ -33,12 +50,14 @@ def shown_areas(seen: list["Observed"], who: str) -> tuple[float, float]:
 
 @PLACES
 def test_a_tenant_can_not_tell_which_prompts_another_has_sent(
-        make_engine: MakeEngine, pytestconfig: pytest.Config, elsewhere: bool) -> None:
+        make_engine: MakeEngine, wait_published: Callable[["Engine"], None], pytestconfig: pytest.Config,
+        elsewhere: bool) -> None:
     from kvferry_harness.prober import probe
 
     asked = pytestconfig.getoption("--tenant-pairs")
     victims = make_engine()
-    seen = probe(victims, make_engine() if elsewhere else victims, int(asked or PAIRS), "victim", "prober", seed=1)
+    seen = probe(victims, make_engine() if elsewhere else victims, int(asked or PAIRS), "victim", "prober", 1,
+                 wait_published)
     of_tokens, of_times = shown_areas(seen, "another tenant")
     assert {(one.num_local, one.num_external) for one in seen} == {(0, 0)}
     assert of_tokens == 0.5
@@ -47,14 +66,15 @@ def test_a_tenant_can_not_tell_which_prompts_another_has_sent(
 
 
 @PLACES
-def test_the_same_tenant_can_tell(make_engine: MakeEngine, elsewhere: bool) -> None:
+def test_the_same_tenant_can_tell(
+        make_engine: MakeEngine, wait_published: Callable[["Engine"], None], elsewhere: bool) -> None:
     """Otherwise the test above would prove nothing."""
     from kvferry_harness.prober import probe
 
     victims = make_engine()
-    seen = probe(victims, make_engine() if elsewhere else victims, 12, "victim", "victim", seed=2)
+    seen = probe(victims, make_engine() if elsewhere else victims, 12, "victim", "victim", 2, wait_published)
     found = shown_areas(seen, "the same tenant")[0]
-    assert found > 0.8 if elsewhere else found == 1.0  # a chunk may be looked up before the controller knows it
+    assert found > 0.8 if elsewhere else found == 1.0  # on a busy machine a lookup may go unanswered for its 2 ms
     assert max(one.num_local + one.num_external for one in seen if one.was_sent) == 99
 
 
@@ -101,35 +121,42 @@ PROMPT_TOKENS = CHUNKS_OF_PROMPT * 64 + 1
 @pytest.mark.parametrize(("busy", "other"), [("busy", "other"), ("", "other"), ("", "")],
                          ids=["two tenants", "one without a salt", "one tenant"])
 def test_a_tenant_at_ten_times_the_load_evicts_nobody_beyond_its_share(
-        make_engine: MakeEngine, busy: str, other: str, elsewhere: bool) -> None:
+        make_engine: MakeEngine, wait_published: Callable[["Engine"], None], busy: str, other: str,
+        elsewhere: bool) -> None:
     """The other tenant sends the same four prompts in every round, whose chunks are half of the pool: its share. The
     engine has no prefix cache of its own, so that all it has of them is in the pool.
     """
     engine = make_engine(pool_chunks=POOL_CHUNKS, prefix_caching=False, extra={"save_partial_chunks": False})
-    prefill = make_engine(pool_chunks=8 * POOL_CHUNKS) if elsewhere else None
+    prefill = make_engine(pool_chunks=40 * POOL_CHUNKS) if elsewhere else None
     num_prompts = POOL_CHUNKS // 2 // CHUNKS_OF_PROMPT
     kept = []
 
-    def serve(name: str, seed: int, salt: str) -> int:
-        """Returns how many of the prompt's tokens the engine had in its pool when it came."""
-        tokens, pulled = prompt(seed, PROMPT_TOKENS), engine.metrics()["pulled_chunks_total"]
+    def serve(name: str, seeds: range, salt: str) -> list[int]:
+        """Returns how many tokens of each prompt the engine had in its pool when the prompt came."""
         if prefill is not None:
-            prefill.add(name, tokens, salt=salt)
-            prefill.run()
-        engine.add(name, tokens, 2, salt=salt)
-        engine.run()
-        found: int = engine.log.of("vllm_match", name)[-1]["answer"][0]
-        return found - 64 * int(engine.metrics()["pulled_chunks_total"] - pulled)
+            for seed in seeds:
+                prefill.add(f"{name} {seed}", prompt(seed, PROMPT_TOKENS), salt=salt)
+                prefill.run()
+            wait_published(prefill)
+        had = []
+        for seed in seeds:
+            pulled = engine.metrics()["pulled_chunks_total"]
+            engine.add(f"{name} {seed}", prompt(seed, PROMPT_TOKENS), 2, salt=salt)
+            engine.run()
+            found: int = engine.log.of("vllm_match", f"{name} {seed}")[-1]["answer"][0]
+            had.append(found - 64 * int(engine.metrics()["pulled_chunks_total"] - pulled))
+        return had
 
     for number in range(5):
-        for each in range(10 * num_prompts):
-            assert serve(f"busy {number} {each}", 1000 + 100 * number + each, busy) == 0
-        kept.append([serve(f"other {number} {each}", each, other) for each in range(num_prompts)])
+        first = 1000 + 100 * number
+        assert serve("busy", range(first, first + 10 * num_prompts), busy) == [0] * 10 * num_prompts
+        kept.append(serve(f"other {number}", range(num_prompts), other))
     metrics = engine.metrics()
     print(f"kept of the other's prompts: {kept}; {metrics['evicted_chunks_total']:.0f} chunks were evicted, "
           f"{metrics['evicted_for_tenants_total']:.0f} for another tenant; {metrics['pulled_chunks_total']:.0f} pulled")
     expected = 0 if busy == other else PROMPT_TOKENS - 1
     assert kept == [[0] * num_prompts] + 4 * [[expected] * num_prompts]
     assert metrics["pool_tenants"] == (1 if busy == other else 2)
-    assert metrics["pulled_chunks_total"] > 0 or not elsewhere
+    if elsewhere:  # on a busy machine a lookup may go unanswered for its 2 ms
+        assert metrics["pulled_chunks_total"] > 5 * 10 * num_prompts * CHUNKS_OF_PROMPT / 2
     engine.check_done()

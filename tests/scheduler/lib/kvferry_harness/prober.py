@@ -4,7 +4,7 @@ both up, in random order, and sees how many tokens were found, and how long that
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from unittest import mock
 
@@ -26,9 +26,10 @@ class Observed:
     seconds: float  # from the arrival of the request at the scheduler until the number of tokens is known
 
 
-def probe(victims: Engine, asked: Engine, num_pairs: int, victim: str, prober: str, seed: int) -> list[Observed]:
+def probe(victims: Engine, asked: Engine, num_pairs: int, victim: str, prober: str, seed: int,
+          wait_published: Callable[[Engine], None]) -> list[Observed]:
     """Returns what the prober sees at the engine `asked`, whatever the engine `victims` has done before. `victim` and
-    `prober`: their cache_salt.
+    `prober`: their cache_salt. `wait_published`: waits until other nodes can find what an engine has in its pool.
     """
     dice, seen = random.Random(seed), []
     for first in range(0, num_pairs, _ROUND):
@@ -37,6 +38,7 @@ def probe(victims: Engine, asked: Engine, num_pairs: int, victim: str, prober: s
         for pair, which in zip(pairs, sent, strict=True):
             victims.add(f"victim {pair}", _prompt(seed, pair, which), salt=victim)
         victims.run()
+        wait_published(victims)
         asks = [(pair, which) for pair in pairs for which in (False, True)]
         dice.shuffle(asks)
         seen += [_ask(asked, f"prober {pair} {which}", _prompt(seed, pair, which), prober, which == sent[pair - first])
