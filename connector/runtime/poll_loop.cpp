@@ -1,11 +1,14 @@
 #include "connector/runtime/poll_loop.h"
 
+#include <pthread.h>
+
 #include <utility>
 
 namespace kvferry {
 
 void PollLoop::start(Turn turn, IsDue is_due) {
   thread_ = std::thread([this, turn = std::move(turn), is_due = std::move(is_due)] {
+    ::pthread_setname_np(::pthread_self(), "kvferry-node");
     std::vector<pollfd> fds;
     while (!stopping_) {
       wake_.clear();
