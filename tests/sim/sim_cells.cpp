@@ -22,7 +22,8 @@ std::vector<Cell> cells_of(const Shard& shard, const ShardParts& parts, const st
        ++layer)
     for (std::uint32_t head = shard.first_head; head < shard.first_head + shard.num_heads; ++head, ++num_tensors)
       for (std::size_t group = 0; group < groups.size(); ++group)
-        cells.push_back({layer, group, num_tensors, 0, 0, 0, 0, false, token_mask(layer, head, group)});
+        cells.push_back(
+            {.layer = layer, .group = group, .tensor = num_tensors, .token_mask = token_mask(layer, head, group)});
   std::map<std::size_t, std::size_t> num_layers;  // [group] layers so far
   for (std::uint32_t number = 0; number < parts.kinds.size(); ++number) {
     const std::uint32_t layer = parts.first_layer + number;
@@ -32,11 +33,21 @@ std::vector<Cell> cells_of(const Shard& shard, const ShardParts& parts, const st
     std::size_t offset = 0;
     if (group == 0)
       for (std::uint32_t head = shard.first_head; head < shard.first_head + shard.num_heads; ++head)
-        cells.push_back({layer, group, tensor, groups[0].block_tokens * (head - shard.first_head), 0, 0, 0, false,
-                         token_mask(layer, head, group)});
+        cells.push_back({.layer = layer,
+                         .group = group,
+                         .tensor = tensor,
+                         .offset = groups[0].block_tokens * (head - shard.first_head),
+                         .token_mask = token_mask(layer, head, group)});
     for (std::size_t part = 0; group == 1 && part < kind.size(); ++part) {
       const auto size = static_cast<std::uint32_t>(kind[part].bytes);
-      cells.push_back({layer, group, tensor, offset, size, part, kind[part].first, kind[part].whole == 0, 0});
+      cells.push_back({.layer = layer,
+                       .group = group,
+                       .tensor = tensor,
+                       .offset = offset,
+                       .size = size,
+                       .part = part,
+                       .first = kind[part].first,
+                       .is_padding = kind[part].whole == 0});
       offset += size;
     }
   }
