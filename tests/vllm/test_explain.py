@@ -13,7 +13,7 @@ from kvferry_launch.testbed.prompts import PromptSet
 
 NUM_REQUESTS = 16
 MAX_TOKENS = 100
-LOADS_MAX = 3
+LOADS_MAX, PREEMPTED_MIN, MISS_MAX = 5, 3, 0.05
 
 pytestmark = pytest.mark.servers("base")
 
@@ -36,7 +36,9 @@ async def load(pair: Pair, number: int) -> dict[str, Answer]:
 
 
 def misses_of(pair: Pair, number: int) -> list[float]:
-    """Sends a load. Returns by which share of its time the parts of each preempted request miss the time."""
+    """Sends a load. Returns by which share of its time the parts of each preempted request miss the time. How many are
+    preempted depends on how fast prefill is.
+    """
     assert pair.controller is not None
     misses = []
     for name, answer in asyncio.run(load(pair, number)).items():
@@ -48,18 +50,17 @@ def misses_of(pair: Pair, number: int) -> list[float]:
             parts_ms = sum(part["ms"] for part in told["parts"])
             misses.append(abs(parts_ms / wall_ms - 1))
             print(f"{name}: {wall_ms:.0f} ms, parts {parts_ms:.0f} ms")
-    assert len(misses) >= 3, "the decode server hardly preempted, so this proved nothing"
-    print(f"{len(misses)} preempted requests: their parts miss their times by {statistics.median(misses):.1%} "
-          f"(median), {max(misses):.1%} (largest)")
+    print(f"{len(misses)} preempted requests: their parts miss their times by {[f'{miss:.1%}' for miss in misses]}")
     return misses
 
 
 def test_the_parts_of_a_preempted_request_add_up_to_its_time(kvferry_connector: KvConnector, pair: Pair) -> None:
     """The way of an answer to its client is in no part. It is long where other processes have the processor, so another
-    load is sent if the median was too large.
+    load is sent if the median was too large, or hardly a request was preempted.
     """
     del kvferry_connector
-    medians: list[float] = []
-    while len(medians) < LOADS_MAX and min(medians, default=1) > 0.05:
-        medians.append(statistics.median(misses_of(pair, len(medians))))
-    assert min(medians) <= 0.05, medians
+    loads = [misses_of(pair, 0)]
+    while len(loads) < LOADS_MAX and (len(loads[-1]) < PREEMPTED_MIN or statistics.median(loads[-1]) > MISS_MAX):
+        loads.append(misses_of(pair, len(loads)))
+    assert len(loads[-1]) >= PREEMPTED_MIN, "the decode server hardly preempted, so this proved nothing"
+    assert statistics.median(loads[-1]) <= MISS_MAX
