@@ -101,7 +101,8 @@ std::optional<Lie> World::lie(const Question& question, std::size_t from, std::s
 void World::send_answer(std::size_t from, const RequestLease& wanted, const std::shared_ptr<Question>& question,
                         LeaseAnswer answer) {
   std::vector<ShardParts> parts = parts_of(answer.ranks);
-  const std::optional<Lie> told = lie(*question, from, question->asker, parts);
+  // Two lies of one kind, the asker's of itself and the holder's, would come to what the asker has asked for.
+  const std::optional<Lie> told = question->lie ? std::nullopt : lie(*question, from, question->asker, parts);
   for (std::size_t rank = 0; rank < parts.size(); ++rank) answer.ranks[rank].parts = std::move(parts[rank]);
   send_about(*question, from, question->asker,
              [this, wanted, question, answer, told] { take_answer(wanted, *question, answer, told); });
