@@ -42,6 +42,7 @@ Mishaps::Kind Mishaps::excuse(const Handoff& handoff, std::size_t chunk, TimeNs 
   const std::size_t from = handoff.from, to = handoff.to;
   until += kNoticed;
   if (handoff.is_pulled[chunk]) return &Tally::excused_pulled;
+  if (handoff.is_failing[chunk]) return &Tally::excused_save_failed;
   for (const std::size_t node : {from, to})
     if (has(&Tally::excused_purged, node, node, 0, until)) return &Tally::excused_purged;
   if (!handoff.is_there[chunk]) {

@@ -29,6 +29,9 @@ struct Handoff {
   std::vector<bool> is_there;  // [chunk]: the prefill node has the chunk, or saves it, when the prompt is handed over
   // [chunk]: at that time the prefill node pulls the chunk, for another request or because of an order
   std::vector<bool> is_pulled;
+  // [chunk]: at that time a rank of the prefill node has failed to save it, and other ranks go on, so that no other
+  // save of it can begin
+  std::vector<bool> is_failing;
   // three loads of the prefill request found damage, so the prefill node keeps no chunks of it
   bool is_uncached = false;
   bool is_suspect = false;  // the decode node sends no requests to the prefill node at that time

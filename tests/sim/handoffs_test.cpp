@@ -26,6 +26,7 @@ class Excuses : public ::testing::Test {
     for (const std::uint8_t chunk : {1, 2}) handoff_.chunks.push_back({key(chunk), 4, false, {}});
     handoff_.is_there = {true, true};
     handoff_.is_pulled = {false, false};
+    handoff_.is_failing = {false, false};
   }
   /// Returns what excuses chunk 0 after one mishap to the chunk with this key.
   Mishaps::Kind after(Mishaps::Kind kind, std::size_t node, std::uint8_t chunk, TimeNs when, TimeNs lasts = 0) const {
@@ -85,6 +86,13 @@ TEST_F(Excuses, AChunkThatThePrefillNodePullsIsExcused) {
   handoff_.is_pulled[1] = true;
   EXPECT_EQ(Mishaps().excuse(handoff_, 0, kAdmitted), nullptr) << "another chunk's";
   EXPECT_EQ(Mishaps().excuse(handoff_, 1, kAdmitted), &Tally::excused_pulled);
+}
+
+TEST_F(Excuses, AChunkWhoseSaveAtThePrefillNodeIsFailingIsExcused) {
+  handoff_.is_there = {false, false};
+  handoff_.is_failing[1] = true;
+  EXPECT_EQ(Mishaps().excuse(handoff_, 0, kAdmitted), nullptr) << "another chunk's";
+  EXPECT_EQ(Mishaps().excuse(handoff_, 1, kAdmitted), &Tally::excused_save_failed);
 }
 
 TEST_F(Excuses, ANodesMishapsCountAtTheTwoNodes) {
