@@ -63,7 +63,8 @@ std::optional<Lie> lie_about(std::vector<ShardParts>& ranks, Dice& dice, bool is
         if (is_holder && padding.bytes > 0) padding.bytes -= 1;  // the chunk is as long as before
       }
       break;
-    case 4: {
+    case 4:
+    case 9: {
       lie = {"tells fewer bytes than a rank has", is_holder};
       LayerPart& part = one.parts[1][is_pair_on_all ? kB : kHeads];
       if (part.bytes < 2 || std::ranges::count(one.kinds, 1u) == 0) return std::nullopt;
