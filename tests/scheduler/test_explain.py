@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kvferry_harness.prompts import prompt
+from kvferry_harness.waiting import wait_until
 from kvferry_launch.paths import LOGS
 from kvferry_launch.testbed.servers import Controller, running_controller
 
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 
 MakeEngine = Callable[..., "Engine"]
 DEADLINE_S = 20.0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        time.sleep(0.02)
-        assert time.monotonic() < deadline
 
 
 def finish(engine: "Engine") -> None:

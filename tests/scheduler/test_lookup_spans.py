@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kvferry.spans.lookup_spans import LookupSpans
 from kvferry_harness.prompts import prompt
+from kvferry_harness.waiting import wait_until
 from kvferry_launch.testbed.servers import Controller
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -141,12 +142,6 @@ def named(exported: InMemorySpanExporter, name: str = "", parent: str = "") -> l
     spans: list[Any] = list(exported.get_finished_spans())
     return [span for span in spans if name in ("", span.name) and parent in ("", f"{span.parent.span_id:016x}")]
 
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def request(request_id: str) -> Any:

@@ -14,6 +14,7 @@ from kvferry._core import KvFerryError
 from kvferry.tickets import PUSH_TARGET, signer_of
 from kvferry_harness.handing_over import REMOTE_DECODE, hand_over, run_patiently
 from kvferry_harness.prompts import prompt
+from kvferry_harness.waiting import wait_until
 from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.paths import LOGS
 from kvferry_launch.testbed.servers import Controller
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kvferry_harness.engine import Engine
 
 MakeEngine = Callable[..., "Engine"]
+WAIT_S = 10.0
 BOTH = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 
 
@@ -56,7 +58,7 @@ def test_remote_prefill_is_loaded(make_engine: MakeEngine, async_scheduling: boo
     assert decode.log.of("lookup", "d")[-1]["answer"] == length - 1
     assert decode.metrics()["pulled_chunks_total"] == -(-(length - 1) // 64)
     decode.check_done()
-    wait_until(lambda: prefill.metrics()["pool_pinned_chunks"] == (0 if length > 1 else 1))
+    wait_until(lambda: prefill.metrics()["pool_pinned_chunks"] == (0 if length > 1 else 1), WAIT_S)
 
 
 NGRAM, DRAFT_MODEL = {"num_drafts": 3}, {"num_drafts": 3, "draft_model": True}
@@ -224,10 +226,10 @@ def test_a_push_needs_a_ticket_too(make_member: MakeEngine, key: dict[str, Any])
     for index, push_to in enumerate((target, target["endpoint"], signed | {"endpoint": "tcp://127.0.0.1:9"}, signed)):
         prefill.add(f"p{index}", prompt(index, 100), 1, params=REMOTE_DECODE | {"kvferry_push_to": push_to})
         run_patiently(prefill)
-        wait_until(lambda: prefill.metrics()["open_pushes"] == 0)
+        wait_until(lambda: prefill.metrics()["open_pushes"] == 0, WAIT_S)
     assert num_refused(prefill) == 3
     # The decode node learns of the end of a push by a message, which the prefill node does not wait for.
-    wait_until(lambda: decode.metrics()["received_chunks_total"] >= 2)
+    wait_until(lambda: decode.metrics()["received_chunks_total"] >= 2, WAIT_S)
     assert decode.metrics()["received_chunks_total"] == 2, "those of the last, which was signed"
     prefill.check_done(held_chunks=None)
 
@@ -284,16 +286,9 @@ def test_a_controller_that_goes_and_returns(make_engine: MakeEngine) -> None:
             run_patiently(second)
             return bool(second.log.of("lookup", f"d{number}")[-1]["answer"])
 
-        wait_until(found)
-        wait_until(lambda: first.metrics()["pool_pinned_chunks"] == 0)  # until the leases have been returned
+        wait_until(found, WAIT_S)
+        wait_until(lambda: first.metrics()["pool_pinned_chunks"] == 0, WAIT_S)  # until the leases have been returned
         first.check_done()
         second.check_done()
     finally:
         own.stop()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

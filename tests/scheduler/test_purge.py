@@ -28,12 +28,6 @@ def purge(controller: Controller, producer: str) -> "subprocess.CompletedProcess
                            controller.address], capture_output=True, text=True)
 
 
-def id_of(engine: "Engine") -> str:
-    name = engine.config.kv_transfer_config.engine_id  # type: ignore[union-attr]
-    assert name is not None
-    return name
-
-
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 def test_what_a_bad_node_gave_is_gone_and_what_others_gave_stays(
         make_engine: MakeEngine, controller: Controller, async_scheduling: bool) -> None:
@@ -50,17 +44,17 @@ def test_what_a_bad_node_gave_is_gone_and_what_others_gave_stays(
     decode.step()
     assert sum(found(decode, "running")) >= NUM_TOKENS - 8, "it attends to what the bad node gave"
 
-    told = purge(controller, id_of(bad))
+    told = purge(controller, bad.engine_id)
     assert told.returncode == 0, told.stderr
     answer = json.loads(told.stdout)
     dropped = {name: node["chunks"] for name, node in answer["nodes"].items()}
     assert all((node["bytes"] > 0) == (node["chunks"] > 0) for node in answer["nodes"].values())
     assert answer["chunks"] == sum(dropped.values())
     assert answer["silent"] == []
-    assert dropped[id_of(good)] == 0
-    assert dropped[id_of(bad)] >= 4
+    assert dropped[good.engine_id] == 0
+    assert dropped[bad.engine_id] >= 4
     # Three chunks and a tail from the bad node, and what was computed on top of them.
-    assert dropped[id_of(decode)] == decode.metrics()["purged_chunks_total"] >= 4
+    assert dropped[decode.engine_id] == decode.metrics()["purged_chunks_total"] >= 4
     assert decode.metrics()["pool_chunks"] <= before - 4
 
     decode.add("while it runs", prompt(ord("b"), NUM_TOKENS))

@@ -2,12 +2,12 @@
 what another has of the pool as its share.
 """
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 from kvferry_harness.prompts import prompt
+from kvferry_harness.waiting import wait_until
 from kvferry_launch.testbed.servers import Controller
 
 if TYPE_CHECKING:
@@ -25,12 +25,8 @@ def wait_published(controller: Controller) -> Callable[["Engine"], None]:
     """Waits until other nodes can find all that an engine has in its pool, which must not be full."""
 
     def wait(engine: "Engine") -> None:
-        engine_id = engine.config.kv_transfer_config.engine_id  # type: ignore[union-attr]
-        deadline = time.monotonic() + 20
-        while (engine_id, engine.metrics()["pool_chunks"]) not in [
-                (node["engine_id"], node["chunks"]) for node in controller.nodes()]:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        wait_until(lambda: (engine.engine_id, engine.metrics()["pool_chunks"]) in [
+            (node["engine_id"], node["chunks"]) for node in controller.nodes()])
 
     return wait
 

@@ -216,6 +216,12 @@ class Engine:
         return self.connector.log
 
     @property
+    def engine_id(self) -> str:
+        name = self.config.kv_transfer_config.engine_id  # type: ignore[union-attr]
+        assert name is not None
+        return name
+
+    @property
     def num_free_blocks(self) -> int:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
@@ -283,15 +289,14 @@ class Engine:
 
     def pool_memory(self) -> Path:
         """Returns the chunk pool's shared memory, as a path of the file that this process has open."""
-        engine_id = self.config.kv_transfer_config.engine_id  # type: ignore[union-attr]
         for link in Path("/proc/self/fd").iterdir():
             try:
                 target = str(link.readlink())
             except FileNotFoundError:
                 continue
-            if f"memfd:kvferry-{engine_id}" in target:
+            if f"memfd:kvferry-{self.engine_id}" in target:
                 return link
-        raise FileNotFoundError(f"no chunk pool of engine {engine_id}")
+        raise FileNotFoundError(f"no chunk pool of engine {self.engine_id}")
 
     def corrupt_pool(self) -> None:
         """Damages one byte in every chunk of the pool."""
