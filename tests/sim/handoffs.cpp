@@ -41,11 +41,12 @@ Mishaps::Kind Mishaps::to_chunk_at(const Handoff& handoff, std::size_t chunk, st
 Mishaps::Kind Mishaps::excuse(const Handoff& handoff, std::size_t chunk, TimeNs until) const {
   const std::size_t from = handoff.from, to = handoff.to;
   until += kNoticed;
-  if (handoff.is_pulled[chunk]) return &Tally::excused_pulled;
-  if (handoff.is_failing[chunk]) return &Tally::excused_save_failed;
+  const AtPrefill at_prefill = handoff.at_prefill[chunk];
+  if (at_prefill == AtPrefill::kPulled) return &Tally::excused_pulled;
+  if (at_prefill == AtPrefill::kFailing) return &Tally::excused_save_failed;
   for (const std::size_t node : {from, to})
     if (has(&Tally::excused_purged, node, node, 0, until)) return &Tally::excused_purged;
-  if (!handoff.is_there[chunk]) {
+  if (at_prefill == AtPrefill::kMissing) {
     if (const Kind kind = to_chunk_at(handoff, chunk, from, handoff.asked, handoff.handed + kNoticed)) return kind;
     if (handoff.is_uncached) return &Tally::excused_damaged;
     return has(&Tally::excused_no_slot, from, from, handoff.asked, handoff.handed) ? &Tally::excused_no_slot : nullptr;

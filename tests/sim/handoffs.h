@@ -18,6 +18,14 @@
 
 namespace kvferry::sim {
 
+/// What a prefill node has of a chunk when a prompt is handed over.
+enum class AtPrefill {
+  kMissing,
+  kThere,    // the chunk, or a save of it
+  kPulled,   // a pull that brings it, for another request or because of an order
+  kFailing,  // a save of it that has failed at a rank and goes on at others, so that no other save of it can begin
+};
+
 /// A prompt that is handed over from a prefill node to a decode node.
 struct Handoff {
   std::size_t from = 0, to = 0;
@@ -26,12 +34,7 @@ struct Handoff {
   TimeNs longest_wait = 0;  // longest time that the decode node's lookups wait for other nodes
   std::uint32_t num_tokens = 0;
   std::vector<ChunkMeta> chunks;
-  std::vector<bool> is_there;  // [chunk]: the prefill node has the chunk, or saves it, when the prompt is handed over
-  // [chunk]: at that time the prefill node pulls the chunk, for another request or because of an order
-  std::vector<bool> is_pulled;
-  // [chunk]: at that time a rank of the prefill node has failed to save it, and other ranks go on, so that no other
-  // save of it can begin
-  std::vector<bool> is_failing;
+  std::vector<AtPrefill> at_prefill;  // [chunk]
   // three loads of the prefill request found damage, so the prefill node keeps no chunks of it
   bool is_uncached = false;
   bool is_suspect = false;  // the decode node sends no requests to the prefill node at that time

@@ -24,9 +24,7 @@ class Excuses : public ::testing::Test {
     handoff_.asked = kAsked;
     handoff_.handed = kHanded;
     for (const std::uint8_t chunk : {1, 2}) handoff_.chunks.push_back({key(chunk), 4, false, {}});
-    handoff_.is_there = {true, true};
-    handoff_.is_pulled = {false, false};
-    handoff_.is_failing = {false, false};
+    handoff_.at_prefill = {AtPrefill::kThere, AtPrefill::kThere};
   }
   /// Returns what excuses chunk 0 after one mishap to the chunk with this key.
   Mishaps::Kind after(Mishaps::Kind kind, std::size_t node, std::uint8_t chunk, TimeNs when, TimeNs lasts = 0) const {
@@ -74,7 +72,7 @@ TEST_F(Excuses, AChunkMayWaitBehindALateOneOfItsPrompt) {
 }
 
 TEST_F(Excuses, AChunkThatWasNeverThereIsExcusedByWhatHappenedAtThePrefillNode) {
-  handoff_.is_there[0] = false;
+  handoff_.at_prefill[0] = AtPrefill::kMissing;
   EXPECT_EQ(after(&Tally::excused_save_failed, kPrefill, 1, kBefore), &Tally::excused_save_failed);
   EXPECT_EQ(after(&Tally::excused_save_failed, kPrefill, 1, kAsked - 1), nullptr) << "before its prefill";
   EXPECT_EQ(after(&Tally::excused_lost, kDecode, 1, kOnTheWay), nullptr) << "nothing was to be had";
@@ -83,14 +81,13 @@ TEST_F(Excuses, AChunkThatWasNeverThereIsExcusedByWhatHappenedAtThePrefillNode) 
 }
 
 TEST_F(Excuses, AChunkThatThePrefillNodePullsIsExcused) {
-  handoff_.is_pulled[1] = true;
+  handoff_.at_prefill[1] = AtPrefill::kPulled;
   EXPECT_EQ(Mishaps().excuse(handoff_, 0, kAdmitted), nullptr) << "another chunk's";
   EXPECT_EQ(Mishaps().excuse(handoff_, 1, kAdmitted), &Tally::excused_pulled);
 }
 
 TEST_F(Excuses, AChunkWhoseSaveAtThePrefillNodeIsFailingIsExcused) {
-  handoff_.is_there = {false, false};
-  handoff_.is_failing[1] = true;
+  handoff_.at_prefill = {AtPrefill::kMissing, AtPrefill::kFailing};
   EXPECT_EQ(Mishaps().excuse(handoff_, 0, kAdmitted), nullptr) << "another chunk's";
   EXPECT_EQ(Mishaps().excuse(handoff_, 1, kAdmitted), &Tally::excused_save_failed);
 }

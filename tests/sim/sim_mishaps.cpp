@@ -22,9 +22,10 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
   for (const ChunkMeta& chunk : made.chunks) {
     const ChunkPool::Slot* slot = nodes_[from].engine->core().pool().find(chunk.key);
     const bool is_written = slot != nullptr && (slot->state == ChunkPool::State::kReady || is_save(*slot));
-    made.is_there.push_back(is_written && !slot->write_failed);
-    made.is_pulled.push_back(slot != nullptr && !is_written);
-    made.is_failing.push_back(is_written && slot->write_failed);
+    made.at_prefill.push_back(slot == nullptr      ? AtPrefill::kMissing
+                              : !is_written        ? AtPrefill::kPulled
+                              : slot->write_failed ? AtPrefill::kFailing
+                                                   : AtPrefill::kThere);
   }
   made.is_suspect = suspected_.contains({to, from});
   constexpr auto kFailedLoads = 3;  // after this many failed loads, the core keeps no chunks of a request
