@@ -19,6 +19,9 @@ constexpr TimeNs kPollNs = 50'000;  // longest pause between polls when nothing 
 constexpr std::uint64_t kFirstPieceBytes = 8 << 20;
 constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // longest time between checks of a completion queue without room
 constexpr TimeNs kIdleNs = 60 * kSecond;
+// How long a transfer whose memory can't be opened waits for the news that its peer has ended. The kernel takes a dying
+// process's memory and its sockets away one after the other.
+constexpr TimeNs kLossNoticeNs = 250 * kMillisecond;
 
 }  // namespace
 
@@ -139,11 +142,13 @@ bool GpuIpcBackend::advance(Transfer& transfer) {
   DeviceTransfer& device = transfer.device;
   if (!device.has_ended() && !transfer.peer->why_lost.empty())
     device.end(ErrorCode::kPeerLost, transfer.peer->why_lost);
+  if (transfer.unopened_since != 0 && clock_.now() - transfer.unopened_since >= kLossNoticeNs)
+    device.end(ErrorCode::kInternal, transfer.why_unopened);
   bool is_busy = false;
-  while (!device.has_ended() && transfer.peer->is_verified && device.has_more() &&
+  while (!device.has_ended() && transfer.unopened_since == 0 && transfer.peer->is_verified && device.has_more() &&
          bytes_in_flight_ + next_piece_bytes() <= options_.in_flight_bytes)
     is_busy |= post_piece(transfer);
-  if (!device.is_quiet()) is_polling_ = true;
+  if (!device.is_quiet() || transfer.unopened_since != 0) is_polling_ = true;
   if (device.has_ended() && device.is_quiet()) {
     if (device.was_given_up()) given_up_.push_back(transfer.mappings);
     complete(device.accepted().id, device.code(), device.what(), device.corrupt_ranges());
@@ -161,8 +166,9 @@ bool GpuIpcBackend::post_piece(Transfer& transfer) {
   const Result<std::byte*> remote =
       transfer.mappings->open(device.accepted().remote.rkey, device.accepted().remote.bytes);
   if (!remote) {
-    device.end(ErrorCode::kInternal, fmt::format("cannot open the peer's memory: {}{}", remote.error().what,
-                                                 likely_reason(where_, transfer.peer->where)));
+    transfer.unopened_since = clock_.now();
+    transfer.why_unopened = fmt::format("cannot open the peer's memory: {}{}", remote.error().what,
+                                        likely_reason(where_, transfer.peer->where));
     return true;
   }
   bytes_in_flight_ += device.post(*remote, next_piece_bytes(), copies_);
@@ -218,7 +224,7 @@ void GpuIpcBackend::submit(AcceptedTransfer accepted) {
   const PeerPtr& peer = peers_.at(accepted.peer);
   const TransferId id = accepted.id;
   auto& ones = transfers_[static_cast<std::size_t>(accepted.priority)];
-  ones.emplace(id, new Transfer{DeviceTransfer(std::move(accepted), device_, streams_), peer, nullptr, {}});
+  ones.emplace(id, new Transfer{.device{std::move(accepted), device_, streams_}, .peer = peer});
 }
 
 void GpuIpcBackend::feed(FedCopies more) {

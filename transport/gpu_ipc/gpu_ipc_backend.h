@@ -91,8 +91,10 @@ class GpuIpcBackend final : public InboxBackend {
   struct Transfer {
     DeviceTransfer device;
     PeerPtr peer;
-    std::shared_ptr<Mappings> mappings;  // null before the first piece and after the notification is sent
-    TransferId notification;  // id of the control link's transfer that carries the notification; 0: not sent yet
+    std::shared_ptr<Mappings> mappings{};  // null before the first piece and after the notification is sent
+    TimeNs unopened_since = 0;  // time at which the peer's memory could not be opened; 0: it was or will be opened
+    std::string why_unopened{};
+    TransferId notification{};  // id of the control link's transfer that carries the notification; 0: not sent yet
   };
   using TransferPtr = std::unique_ptr<Transfer>;
   /// The purpose of a transfer on the control link. A kWatch ends when the control link to the peer ends.

@@ -265,6 +265,18 @@ TEST(GpuIpcTransport, MemoryThatCanNotBeOpenedIsAnErrorOfItsTransfers) {
   EXPECT_EQ(side.next().code, ErrorCode::kOk);
 }
 
+TEST(GpuIpcTransport, MemoryOfADyingPeerIsNotAnErrorOfTheGpu) {
+  IpcSide side(1);
+  const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
+  const PeerId peer = side.transport->connect(remote->address()).value();
+  RegionDescriptor descriptor = decode<RegionDescriptor>(remote->region(), "descriptor").value();
+  descriptor.rkey = "/proc/1/fd/no-such-memory";  // as if the kernel had taken the memory away, but not the sockets yet
+  ASSERT_TRUE(side.transport->submit(side.with(encode(descriptor), peer, Direction::kPull, {{0, 0, 100}})));
+  EXPECT_FALSE(side.completes_within(kQuiet)) << "the peer may be about to end";
+  remote->kill();
+  EXPECT_EQ(side.next().code, ErrorCode::kPeerLost);
+}
+
 TEST(GpuIpcTransport, TellsWhatStandsBetweenTwoProcessesOfAHost) {
   const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
   const gpu_ipc::Address there = decode<gpu_ipc::Address>(remote->address(), "address").value();
