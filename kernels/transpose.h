@@ -1,4 +1,5 @@
-// Transposes a matrix of 1-, 2-, 4- or 8-byte elements in square tiles, whose rows have 16 bytes.
+// Transposes a matrix of 1-, 2-, 4- or 8-byte elements in square tiles. Their rows have 16 bytes, or 64 where
+// transpose_wide.h suits.
 #pragma once
 
 #include <cstddef>
@@ -6,14 +7,16 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/transpose_wide.h"
+
 namespace kvferry {
 
-constexpr std::size_t kTileBytes = 16;
+constexpr std::size_t kNarrowTileBytes = 16;
 
 /// A 16-byte vector of T. The type is aligned, but matrices need not be, since vectors are loaded and stored by memcpy.
 template <class T>
 struct TileRow {
-  using Type __attribute__((vector_size(kTileBytes))) = T;
+  using Type __attribute__((vector_size(kNarrowTileBytes))) = T;
 };
 
 /// Returns {a[first], b[first], a[first + 1], b[first + 1], ...}, as many elements as a vector has.
@@ -22,14 +25,15 @@ inline Vector interleave(Vector a, Vector b, std::index_sequence<i...>) {
   return __builtin_shufflevector(a, b, static_cast<int>(first + i / 2 + (i % 2) * sizeof...(i))...);
 }
 
-/// Sets dst(c, r) = src(r, c) for a square tile of kTileBytes / sizeof(T) rows. Strides are in bytes, between rows.
+/// Sets dst(c, r) = src(r, c) for a square tile of kNarrowTileBytes / sizeof(T) rows. Strides are in bytes, between
+/// rows.
 template <class T>
 inline void transpose_tile(const std::byte* src, std::int64_t src_stride, std::byte* dst, std::int64_t dst_stride) {
-  constexpr std::size_t n = kTileBytes / sizeof(T);
+  constexpr std::size_t n = kNarrowTileBytes / sizeof(T);
   using Vector = typename TileRow<T>::Type;
   Vector rows[n], next[n];
   for (std::size_t r = 0; r < n; ++r)
-    std::memcpy(&rows[r], src + static_cast<std::int64_t>(r) * src_stride, kTileBytes);
+    std::memcpy(&rows[r], src + static_cast<std::int64_t>(r) * src_stride, kNarrowTileBytes);
   // Interleaving row i with row i + n/2 rotates the bits of an element's (row, column) number by one; after log2(n)
   // rounds row and column have changed places.
   for (std::size_t round = 1; round < n; round *= 2) {
@@ -40,7 +44,7 @@ inline void transpose_tile(const std::byte* src, std::int64_t src_stride, std::b
     std::memcpy(rows, next, sizeof rows);
   }
   for (std::size_t r = 0; r < n; ++r)
-    std::memcpy(dst + static_cast<std::int64_t>(r) * dst_stride, &rows[r], kTileBytes);
+    std::memcpy(dst + static_cast<std::int64_t>(r) * dst_stride, &rows[r], kNarrowTileBytes);
 }
 
 /// Sets dst(c, r) = src(r, c) for `rows` x `cols` elements; rows are contiguous. Strides are in bytes, between
@@ -48,7 +52,8 @@ inline void transpose_tile(const std::byte* src, std::int64_t src_stride, std::b
 template <class T>
 inline void transpose(const std::byte* src, std::int64_t src_stride, std::byte* dst, std::int64_t dst_stride,
                       std::size_t rows, std::size_t cols) {
-  constexpr std::size_t n = kTileBytes / sizeof(T);
+  if (transpose_wide<T>(src, src_stride, dst, dst_stride, rows, cols)) return;
+  constexpr std::size_t n = kNarrowTileBytes / sizeof(T);
   const std::size_t tiled_rows = rows - rows % n;
   const std::size_t tiled_cols = cols - cols % n;
   const auto at = [](auto* matrix, std::int64_t stride, std::size_t r, std::size_t c) {

@@ -118,6 +118,8 @@ int main() {
   CacheShape wide = with(llama, kCpuAttention, 32);
   wide.element_bytes = 4;
   bench("Llama-3.1-8B, fp32, CPU K transp.", wide);
+  wide = with(wide, kCpuAttention, 128);
+  bench("Llama-3.1-8B, fp32, CPU, block 128", wide);
   ChunkFormat fp8;
   fp8.cache_type = ElementType::kBf16;
   fp8.chunk_type = ElementType::kE4m3;
