@@ -1,5 +1,8 @@
 """Measures what loads cost the requests that a decode server computes meanwhile: the times between the tokens of one
-stream, while the prefill server of its pair computes prompts of others that stay there, and while it hands them over.
+stream, beside other requests of three kinds that take turns:
+- without: the pair's prefill server computes a prompt, and nothing else happens.
+- cached: after that, the decode server computes a token of a prompt that is in vLLM's own cache, so nothing is loaded.
+- with: the pair serves the request, whose KV the decode server loads. It then computes a token of it, as above.
 """
 
 import argparse
@@ -7,6 +10,7 @@ import asyncio
 import itertools
 import statistics
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +23,30 @@ WARM_UP = 1  # rounds
 PROMPT_TOKENS = 128
 STREAM_TOKENS = 400
 
-
-def figures(without: list[float], with_it: list[float]) -> dict[str, Any]:
-    """Returns the median and the 99th percentile of the intervals in ms. `without`, `with_it`: in seconds."""
-    before, beside = (statistics.quantiles(one, n=100, method="inclusive") for one in (without, with_it))
-    found = {f"itl_p{percent}_ms_{name}": round(1e3 * percentiles[percent - 1], 1)
-             for name, percentiles in (("without", before), ("with", beside)) for percent in (50, 99)}
-    return found | {"itl_p99_ratio": round(beside[98] / before[98], 3)}
+Send = Callable[[], Awaitable[object]]  # sends what is to run beside the stream, and waits for its answer
 
 
-async def intervals_beside(http: aiohttp.ClientSession, url: str, model: str, other_url: str, length: int,
-                           max_tokens: int) -> tuple[list[float], int]:
-    """Returns the intervals between the tokens of a stream of the server at `url`, and the number of other requests,
-    which are sent to `other_url` one after the other until the stream ends. `length`, `max_tokens`: of the others.
+def figures(intervals: dict[str, list[float]]) -> dict[str, Any]:
+    """Returns the medians and the 99th percentiles of the intervals in ms, which are given in seconds, and how many
+    times longer the percentile with loads is.
+    """
+    found: dict[str, Any] = {}
+    for name, times in intervals.items():
+        percentiles = statistics.quantiles(times, n=100, method="inclusive")
+        found |= {f"itl_p{percent}_ms_{name}": round(1e3 * percentiles[percent - 1], 1) for percent in (50, 99)}
+    for name in ("without", "cached"):
+        found[f"itl_p99_ratio_{name}"] = round(found["itl_p99_ms_with"] / found[f"itl_p99_ms_{name}"], 3)
+    return found
+
+
+async def intervals_beside(http: aiohttp.ClientSession, url: str, model: str, send: Send) -> tuple[list[float], int]:
+    """Returns the intervals between the tokens of a stream of the server at `url`, and how many other requests ended
+    meanwhile, which are sent one after the other until the stream ends.
     """
     stream = asyncio.create_task(streamed(http, url, new_request(model, PROMPT_TOKENS, STREAM_TOKENS)))
     ends = []
     while not stream.done():
-        await streamed(http, other_url, new_request(model, length, max_tokens))
+        await send()
         ends.append(time.monotonic())
     times, _ = await stream
     return [later - earlier for earlier, later in itertools.pairwise(times)], sum(end <= times[-1] for end in ends)
@@ -45,18 +55,30 @@ async def intervals_beside(http: aiohttp.ClientSession, url: str, model: str, ot
 async def _by_turns(deployment: Deployment, proxy: Door, model: str, length: int, rounds: int, step: Step
                     ) -> dict[str, Any]:
     assert deployment.prefill is not None
-    sides = (("without", deployment.prefill.url, 1), ("with", proxy.url, 2))
-    found: dict[str, list[float]] = {"without": [], "with": []}
-    loads = 0
+    prefill, decode = deployment.prefill.url, deployment.decode.url
+    kept = new_request(model, length + 1, 1)  # of this prompt, vLLM's cache can have all blocks before the last token
     async with session() as http:
+        async def computed() -> None:
+            await streamed(http, prefill, new_request(model, length, 1))
+
+        async def cached() -> None:
+            await computed()
+            await streamed(http, decode, kept)
+
+        async def served() -> None:
+            await streamed(http, proxy.url, new_request(model, length, 2))
+
+        kinds: dict[str, Send] = {"without": computed, "cached": cached, "with": served}
+        found: dict[str, list[float]] = {name: [] for name in kinds}
+        loads = 0
         for number in range(WARM_UP + rounds):
             step.update(number / (WARM_UP + rounds), f"{length} tokens")
-            for name, url, max_tokens in sides if number % 2 else reversed(sides):
-                intervals, others = await intervals_beside(http, deployment.decode.url, model, url, length, max_tokens)
+            for name in kinds if number % 2 else reversed(kinds):
+                intervals, others = await intervals_beside(http, decode, model, kinds[name])
                 if number >= WARM_UP:
                     found[name] += intervals
                     loads += others if name == "with" else 0
-    return figures(found["without"], found["with"]) | {"loads": loads}
+    return figures(found) | {"loads": loads}
 
 
 def measure(model: Path, options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:

@@ -177,8 +177,9 @@ COST_HEADS = {"compared": "compared", "prompt_tokens": "prompt", "rounds": "roun
               "ttft_ms_quartiles": "quartiles", "tokens_per_s_without": "tokens/s without",
               "tokens_per_s_with": "with", "tokens_per_s_ratio": "ratio", "tokens_per_s_quartiles": "quartiles"}
 LOAD_HEADS = {"prompt_tokens": "prompt", "rounds": "rounds", "loads": "loads",
-              "itl_p50_ms_without": "ITL p50 ms without", "itl_p50_ms_with": "with",
-              "itl_p99_ms_without": "ITL p99 ms without", "itl_p99_ms_with": "with", "itl_p99_ratio": "ratio"}
+              "itl_p50_ms_without": "ITL p50 ms without", "itl_p50_ms_cached": "cached", "itl_p50_ms_with": "with",
+              "itl_p99_ms_without": "ITL p99 ms without", "itl_p99_ms_cached": "cached", "itl_p99_ms_with": "with",
+              "itl_p99_ratio_without": "with / without", "itl_p99_ratio_cached": "with / cached"}
 
 
 def print_table(title: str, heads: dict[str, str], rows: list[dict[str, Any]]) -> None:

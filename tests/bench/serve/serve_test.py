@@ -118,23 +118,27 @@ def test_neither_side_is_always_the_first_or_on_one_core(monkeypatch: pytest.Mon
 
 
 def test_the_intervals_of_a_stream_are_those_while_others_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    others: list[int] = []
+    sent: list[float] = []
 
     async def streamed(_: Any, url: str, body: dict[str, Any]) -> tuple[list[float], list[str]]:
-        if url == "decode":
-            await asyncio.sleep(0.05)
-            return [1.0, 1.5, 3.0, time.monotonic()], []
-        others.append(len(body["prompt"]))
+        assert url == "decode" and body["max_tokens"] == loads.STREAM_TOKENS
+        await asyncio.sleep(0.05)
+        return [1.0, 1.5, 3.0, time.monotonic()], []
+
+    async def send() -> None:
+        sent.append(time.monotonic())
         await asyncio.sleep(0.02)
-        return [], []
 
     monkeypatch.setattr(loads, "streamed", streamed)
-    intervals, ended = asyncio.run(loads.intervals_beside(None, "decode", "m", "proxy", 512, 2))
+    intervals, ended = asyncio.run(loads.intervals_beside(None, "decode", "m", send))
     assert intervals[:2] == [0.5, 1.5]
-    assert others == [512] * len(others) and ended == len(others) - 1, "the last one ended after the stream"
-    assert loads.figures([0.1] * 90 + [0.2] * 10, [0.1] * 90 + [0.4] * 10) == {
-        "itl_p50_ms_without": 100.0, "itl_p99_ms_without": 200.0,
-        "itl_p50_ms_with": 100.0, "itl_p99_ms_with": 400.0, "itl_p99_ratio": 2.0}
+    assert ended == len(sent) - 1, "the last one ended after the stream"
+    often, seldom = [0.1] * 90, 10
+    assert loads.figures({"without": often + [0.2] * seldom, "cached": often + [0.25] * seldom,
+                          "with": often + [0.4] * seldom}) == {
+        "itl_p50_ms_without": 100.0, "itl_p50_ms_cached": 100.0, "itl_p50_ms_with": 100.0,
+        "itl_p99_ms_without": 200.0, "itl_p99_ms_cached": 250.0, "itl_p99_ms_with": 400.0,
+        "itl_p99_ratio_without": 2.0, "itl_p99_ratio_cached": 1.6}
 
 
 def test_an_agents_session_counts_what_was_computed() -> None:
