@@ -52,7 +52,10 @@ inline void transpose_tile(const std::byte* src, std::int64_t src_stride, std::b
 template <class T>
 inline void transpose(const std::byte* src, std::int64_t src_stride, std::byte* dst, std::int64_t dst_stride,
                       std::size_t rows, std::size_t cols) {
-  if (transpose_wide<T>(src, src_stride, dst, dst_stride, rows, cols)) return;
+#if defined(__x86_64__)
+  if constexpr (sizeof(T) > 1)  // AVX-512BW can't pick single bytes
+    if (suits_wide_tiles<T>(rows, cols)) return transpose_wide<T>(src, src_stride, dst, dst_stride, rows, cols);
+#endif
   constexpr std::size_t n = kNarrowTileBytes / sizeof(T);
   const std::size_t tiled_rows = rows - rows % n;
   const std::size_t tiled_cols = cols - cols % n;

@@ -1,20 +1,18 @@
 // Transposes a matrix in tiles whose rows have 64 bytes, on processors with AVX-512. Private to this folder.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #if defined(__x86_64__)
+
 #include <immintrin.h>
 
 #include <array>
-#endif
+#include <cstddef>
+#include <cstdint>
 
 namespace kvferry {
 
 constexpr std::size_t kWideTileBytes = 64;
 
-#if defined(__x86_64__)
 #define KVFERRY_AVX512_TILES __attribute__((target("avx512f,avx512bw")))
 
 /// Returns a vector of the elements that `picks` names: number i is element i of `a`, and number i plus the number of
@@ -55,9 +53,19 @@ KVFERRY_AVX512_TILES inline void transpose_wide_tile(const std::byte* src, std::
   for (std::size_t r = 0; r < n; ++r) _mm512_storeu_si512(dst + static_cast<std::int64_t>(r) * dst_stride, rows[r]);
 }
 
+inline const bool kHasWideTiles = __builtin_cpu_supports("avx512bw");
+
+/// Returns true if the processor can do transpose_wide(), and if the matrix consists of whole tiles.
 template <class T>
-KVFERRY_AVX512_TILES void transpose_wide_tiles(const std::byte* src, std::int64_t src_stride, std::byte* dst,
-                                               std::int64_t dst_stride, std::size_t rows, std::size_t cols) {
+bool suits_wide_tiles(std::size_t rows, std::size_t cols) {
+  constexpr std::size_t n = kWideTileBytes / sizeof(T);
+  return kHasWideTiles && rows % n == 0 && cols % n == 0;
+}
+
+/// Does what transpose() does. suits_wide_tiles() must have returned true.
+template <class T>
+KVFERRY_AVX512_TILES void transpose_wide(const std::byte* src, std::int64_t src_stride, std::byte* dst,
+                                         std::int64_t dst_stride, std::size_t rows, std::size_t cols) {
   constexpr std::size_t n = kWideTileBytes / sizeof(T);
   for (std::size_t c = 0; c < cols; c += n)
     for (std::size_t r = 0; r < rows; r += n)
@@ -65,24 +73,6 @@ KVFERRY_AVX512_TILES void transpose_wide_tiles(const std::byte* src, std::int64_
                              dst + static_cast<std::int64_t>(c) * dst_stride + r * sizeof(T), dst_stride);
 }
 
-inline const bool kHasWideTiles = __builtin_cpu_supports("avx512bw");
-#endif
-
-/// Does what transpose() does if the processor can, and if the matrix consists of whole tiles; otherwise returns false.
-template <class T>
-bool transpose_wide([[maybe_unused]] const std::byte* src, [[maybe_unused]] std::int64_t src_stride,
-                    [[maybe_unused]] std::byte* dst, [[maybe_unused]] std::int64_t dst_stride,
-                    [[maybe_unused]] std::size_t rows, [[maybe_unused]] std::size_t cols) {
-#if defined(__x86_64__)
-  constexpr std::size_t n = kWideTileBytes / sizeof(T);
-  if constexpr (sizeof(T) > 1) {  // AVX-512 alone can't pick single bytes
-    if (kHasWideTiles && rows % n == 0 && cols % n == 0) {
-      transpose_wide_tiles<T>(src, src_stride, dst, dst_stride, rows, cols);
-      return true;
-    }
-  }
-#endif
-  return false;
-}
-
 }  // namespace kvferry
+
+#endif
