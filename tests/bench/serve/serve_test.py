@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import agent
@@ -139,6 +140,27 @@ def test_the_intervals_of_a_stream_are_those_while_others_are_asked(monkeypatch:
         "itl_p50_ms_without": 100.0, "itl_p50_ms_cached": 100.0, "itl_p50_ms_with": 100.0,
         "itl_p99_ms_without": 200.0, "itl_p99_ms_cached": 250.0, "itl_p99_ms_with": 400.0,
         "itl_p99_ratio_without": 2.0, "itl_p99_ratio_cached": 1.6}
+
+
+def test_beside_a_stream_only_one_kind_of_others_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: dict[str, list[dict[str, Any]]] = {"prefill": [], "decode": [], "proxy": []}
+
+    async def streamed(_: Any, url: str, body: dict[str, Any]) -> tuple[list[float], list[str]]:
+        if body["max_tokens"] == loads.STREAM_TOKENS:
+            await asyncio.sleep(0.05)
+            return [1.0, 1.5, 3.0, time.monotonic()], []
+        sent[url].append(body)
+        await asyncio.sleep(0.02)
+        return [], []
+
+    monkeypatch.setattr(loads, "streamed", streamed)
+    pair: Any = SimpleNamespace(prefill=Door("prefill"), decode=Door("decode"))
+    found = asyncio.run(loads.by_turns(pair, Door("proxy"), "m", 512, 2, loads.Step("loads")))
+    assert {(len(body["prompt"]), body["max_tokens"]) for body in sent["prefill"]} == {(512, 1)}
+    assert {(len(body["prompt"]), body["max_tokens"]) for body in sent["proxy"]} == {(512, 2)}
+    assert len(sent["decode"]) > 1 and all(body is sent["decode"][0] for body in sent["decode"]), "one prompt, kept"
+    assert (len(sent["decode"][0]["prompt"]), sent["decode"][0]["max_tokens"]) == (513, 1)
+    assert 0 < found["loads"] < len(sent["proxy"]), "those of the warm-up don't count"
 
 
 def test_an_agents_session_counts_what_was_computed() -> None:
