@@ -143,7 +143,6 @@ def named(exported: InMemorySpanExporter, name: str = "", parent: str = "") -> l
     return [span for span in spans if name in ("", span.name) and parent in ("", f"{span.parent.span_id:016x}")]
 
 
-
 def request(request_id: str) -> Any:
     return SimpleNamespace(request_id=request_id, trace_headers=traceparent(DECODE), kv_transfer_params=None)
 

@@ -66,8 +66,7 @@ async def metrics(server: VllmServer) -> dict[str, float]:
         return await client.metrics()
 
 
-async def ends(deployment: ProxyDeployment) -> list[float]:
-    found = await metrics(deployment.decodes[0])
+def ends(found: dict[str, float]) -> list[float]:
     return [found.get(name, 0.0) for name in ENDS]
 
 
@@ -108,13 +107,14 @@ async def half_prepared(deployment: ProxyDeployment, prompt: list[int]) -> "asyn
 
 def test_streams_have_the_text_of_a_server_that_computes_everything(prepared: ProxyDeployment) -> None:
     async def test() -> None:
-        before = await ends(prepared)
+        before = ends(await metrics(prepared.decodes[0]))
         texts = [await (await half_prepared(prepared, prompt)) for prompt in PROMPTS[:3]]
         assert texts == [await computed(prepared.prefill, prompt) for prompt in PROMPTS[:3]]
         # A counter may be told later than the answer.
-        await until(prepared, lambda found: sum(found.get(name, 0.0) for name in ENDS) >= sum(before) + len(texts))
-        num_prepared, _, num_abandoned = (now - then for now, then in zip(await ends(prepared), before, strict=True))
-        assert num_prepared >= 2 and num_abandoned == 0, await metrics(prepared.decodes[0])
+        await until(prepared, lambda found: sum(ends(found)) >= sum(before) + len(texts))
+        after = await metrics(prepared.decodes[0])
+        num_prepared, _, num_abandoned = (now - then for now, then in zip(ends(after), before, strict=True))
+        assert num_prepared >= 2 and num_abandoned == 0, after
         await until(prepared, is_idle)
 
     asyncio.run(test())
